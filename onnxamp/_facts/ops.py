@@ -193,6 +193,7 @@ class OpFacts:
     squashed_by: Mapping[str, tuple[str, ...]]
     boxes: Mapping[str, tuple[int, ...]]
     choices: Mapping[str, tuple[int, ...]]
+    decides: Mapping[str, str]
     types_only: Mapping[str, tuple[int, ...]]
     added_epsilons: Mapping[str, range | tuple[int, ...]]
     bounding_epsilons: Mapping[str, range | tuple[int, ...]]

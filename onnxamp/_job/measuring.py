@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from onnxamp._base.optional import has_runtime
-from onnxamp._job import Job, Request
+from onnxamp._job import Job, Request, Validation
 from onnxamp._job.healing import healed
 from onnxamp._job.refusals import RefusedError
 from onnxamp._job.validation import Validator, comparison_for
@@ -59,7 +59,7 @@ class Measures:
         if self.request.is_rounded:
             job = replace(job, rounder=rounder_of(job.options, job.run))
         if self.request.is_tuned:
-            job = _tuned(job)
+            job = _tuned(job, self.request.validation)
         if comparison is not None:
             comparison.try_reference()
             if job.tuned is not None and job.tuned.coarse:
@@ -114,9 +114,12 @@ def measures_of(request: Request, run: Run) -> Measures:
     return Measures(request, replace(run, inputs=samples), None)
 
 
-def _tuned(job: Job) -> Job:
+def _tuned(job: Job, validation: Validation | None) -> Job:
     """Return the conversion that level auto finds."""
     from onnxamp._tuning.tune import tune  # noqa: PLC0415 - only level auto needs gradients
 
-    tuned = tune(job.model, job.options, job.search or Search(), job.run, job.rounder)
+    search = job.search or Search()
+    if validation is not None:
+        search = replace(search, stress=validation.stress)
+    tuned = tune(job.model, job.options, search, job.run, job.rounder)
     return replace(job, tuned=tuned, plan=tuned.plan, options=tuned.plan.options)

@@ -1,4 +1,4 @@
-"""What two models are compared on beyond the samples: branches that no sample takes, and larger sizes.
+"""What two models are compared on beyond the samples: branches that no sample takes, other sizes, and other trips.
 
 Both models take the same branches and get the same inputs there. What cannot run is named.
 """
@@ -13,13 +13,15 @@ import numpy as np
 
 from onnxamp._base.errors import OnnxAmpError
 from onnxamp._facts.ops import attribute, op_facts, op_key
-from onnxamp._numerics.larger import in_short, larger_draw
+from onnxamp._numerics.larger import empty_draw, in_short, larger_draw
+from onnxamp._numerics.trips import other_trips
 from onnxamp._runtime.choices import Branch, Condition, branch_name, uncovered, way_to
 from onnxamp._runtime.engines import Session
 from onnxamp._runtime.flow import DataflowGraph
 from onnxamp._runtime.pieces import Execution, run_alone
+from onnxamp._runtime.random_inputs import Draw
 from onnxamp._runtime.samples import Samples, drawn
-from onnxamp._runtime.values import check_inputs
+from onnxamp._runtime.values import Feed, check_inputs
 
 _AT_HAND: Final = 4
 """Samples whose values a branch gets: it may cost as much as a sample that takes it."""
@@ -75,14 +77,66 @@ def find_beyond(
     excursions = list(branches.found() if runs else branches.named())
     not_run = [*branches.refused, *_idle_loops(reference, at_hand)]
     if runs and samples.draw is not None:
-        larger = larger_draw(samples.draw, reference)
-        if larger is not None and larger.draw is not None:
-            assert larger.reference is not None
-            inputs = drawn(larger.draw, larger.draw.maker().turns)
-            excursions.append(Excursion(larger.sizes, inputs, larger.reference))
-        elif larger is not None:
-            not_run.append(f"sizes beyond {larger.sizes} ({larger.why})")
+        other = _OtherInputs(reference, samples.draw)
+        excursions += other.found()
+        not_run += other.refused
     return Beyond(tuple(excursions), tuple(not_run))
+
+
+class _OtherInputs:
+    """Random inputs of other kinds than the samples: other sizes, masks and numbers of trips.
+
+    Attributes:
+        refused: clauses about those that cannot be run.
+    """
+
+    def __init__(self, reference: Session, draw: Draw) -> None:
+        self.reference = reference
+        self.draw = draw
+        self.refused = list[str]()
+
+    def found(self) -> Iterator[Excursion]:
+        """Yield comparisons on such inputs, on which the reference runs."""
+        largest = self.draw, self.reference
+        larger = larger_draw(self.draw, self.reference)
+        for one in (larger, empty_draw(self.draw, self.reference)):
+            if one is None:
+                continue
+            if one.draw is None or one.reference is None:
+                self.refused.append(f"sizes beyond {one.sizes} ({one.why})")
+                continue
+            inputs = drawn(one.draw, one.draw.maker().turns)
+            yield Excursion(one.sizes, inputs, one.reference)
+            if one is larger:
+                largest = one.draw, one.reference
+        yield from _masks(*largest)
+        feeds = check_inputs(self.reference.model.proto, self.draw.make(0))
+        for trips in other_trips(self.reference, feeds):
+            if trips.reference is None:
+                self.refused.append(f"{trips.what} ({trips.why})")
+            else:
+                yield Excursion(trips.what, trips.samples, trips.reference)
+
+
+def _masks(draw: Draw, reference: Session) -> Iterator[Excursion]:
+    """Yield comparisons on masks that keep all elements of a row, or none, where no sample has such rows."""
+    feeds = draw.make(0)
+    for keeps, kept in ((True, "all"), (False, "none")):
+        masks = draw.maker().masked(feeds, keeps=keeps)
+        changed = {
+            name: mask
+            for name, mask in masks.items()
+            if not np.array_equal(mask, np.asarray(feeds[name]))
+        }
+        if changed:
+            named = ", ".join(f"{name!r}" for name in changed)
+            what = f"{kept} of each row kept by {named}"
+            inputs = Samples(what, [partial(_itself, {**feeds, **changed})])
+            yield Excursion(what, inputs, reference.alone())
+
+
+def _itself(feeds: Mapping[str, Feed]) -> Mapping[str, Feed]:
+    return feeds
 
 
 def _at_hand(samples: Samples) -> Samples:
@@ -125,7 +179,10 @@ class _OtherBranches:
     def named(self) -> Iterator[Excursion]:
         """Refuse all branches."""
         for condition, holds in self.left:
-            self.refuse(condition, holds=holds, why="no sample takes it")
+            known = "no sample takes it"
+            unknown = "whether a sample takes it is unknown"
+            why = unknown if condition.repeats else known
+            self.refuse(condition, holds=holds, why=why)
         return iter(())
 
     def found(self) -> Iterator[Excursion]:

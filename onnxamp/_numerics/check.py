@@ -6,13 +6,19 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, NamedTuple
 
-from onnxamp._base.errors import ArgumentError, RuntimeFailure, suggestion
+from onnxamp._base.errors import (
+    ArgumentError,
+    OnnxAmpError,
+    RuntimeFailure,
+    suggestion,
+)
 from onnxamp._base.place import Place
 from onnxamp._base.state import StateLike, opened
 from onnxamp._facts.ops import op_facts, op_key
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._model.weights import SENTINEL
+from onnxamp._numerics.beyond import find_beyond
 from onnxamp._numerics.results import FirstBad, RunCheck, ValueCheck
 from onnxamp._numerics.watch import (
     CheckedSample,
@@ -21,8 +27,9 @@ from onnxamp._numerics.watch import (
     ValueMeasurements,
 )
 from onnxamp._runtime import BUDGET
-from onnxamp._runtime.engines import Engine, Progress, choose_engine
+from onnxamp._runtime.engines import Engine, Progress, choose_engine, on_cpu
 from onnxamp._runtime.fingerprints import SentModel, print_facts
+from onnxamp._runtime.flow import DataflowGraph
 from onnxamp._runtime.loop import KeptSamples, input_failure, observe
 from onnxamp._runtime.run import Run, reported_to
 from onnxamp._runtime.samples import SamplesLike, as_samples
@@ -200,7 +207,23 @@ class Check:
                     break
         if report.skipped is None:
             report = self._measured(report, groups, probe.engine)
+            flows = [group.flow for group in groups]
+            report = replace(report, not_run=self._not_run(flows))
         return replace(report, inputs=samples.summary, samples=samples.taken)
+
+    def _not_run(self, flows: Sequence[DataflowGraph]) -> tuple[str, ...]:
+        """Return clauses about branches that no sample takes, and bodies of loops that none runs."""
+        nodes = chain.from_iterable(flow.nodes for flow in flows)
+        has_loops = any(op_key(node) in op_facts().repeats for node in nodes)
+        has_branches = any(flow.conditions for flow in flows)
+        if self.stop or not (has_loops or has_branches):
+            return ()
+        taken = chain.from_iterable(flow.taken for flow in flows)
+        try:
+            session = on_cpu(self.model)
+            return find_beyond(session, self.run.samples, taken, runs=False).not_run
+        except OnnxAmpError:
+            return ()
 
     def _measured(
         self, report: RunCheck, groups: Sequence[ValueMeasurements], engine: Engine

@@ -178,6 +178,29 @@ class Climb(NamedTuple):
         found, _ = self._climbed(start, steps, turned, self.share.share)
         return None if found is start else found
 
+    def toward_zero(self, start: Feeds, steps: int) -> Feeds:
+        """Return the inputs that so many steps of Newton's method reach toward the zero of a value that is negative;
+        the given ones if no step leads nearer.
+        """
+        turned = {self.factor: np.array(1.0, np.float32)}
+        if self.share is not None:
+            turned[self.share.factor] = np.array(0.0, np.float32)
+        outputs = [self.largest, *self.slopes.values()]
+        best, largest = start, -inf
+        inputs = start
+        for _ in range(steps + 1):
+            results = run(self.session, {**inputs, **turned}, outputs)
+            reached = float(results[self.largest])
+            if reached > largest:
+                best, largest = inputs, reached
+            slopes = {name: results[output] for name, output in self.slopes.items()}
+            # What a step through the whole range would gain if the value were linear.
+            gain = sum(self._gain(name, slope) for name, slope in slopes.items())
+            if not 0 < gain < inf:
+                break
+            inputs = self._moved(inputs, slopes, min(1.0, -reached / gain))
+        return best
+
     def _climbed(
         self,
         start: Feeds,
@@ -209,6 +232,11 @@ class Climb(NamedTuple):
                 length /= 2
             inputs = self._moved(best, slopes, length)
         return best, largest
+
+    def _gain(self, name: str, slope: NDArray[Any]) -> float:
+        """Return what a step through the whole range of an input gains, to first order."""
+        low, high = self.ranges[name]
+        return float(np.abs(slope).sum(dtype=np.float64)) * (high - low)
 
     def _moved(
         self, inputs: Feeds, slopes: Mapping[str, NDArray[Any]], length: float

@@ -21,7 +21,7 @@ from onnxamp._numerics.beyond import Beyond, Excursion, find_beyond
 from onnxamp._numerics.detections import listed_outputs
 from onnxamp._numerics.judging import closeness, with_extra
 from onnxamp._numerics.limits import Limits
-from onnxamp._numerics.results import DOES_NOT_RUN, Cost, DiffReport
+from onnxamp._numerics.results import DOES_NOT_RUN, Cost, DiffReport, Extra
 from onnxamp._numerics.sample_diff import (
     REFERENCE,
     RESULT,
@@ -61,6 +61,7 @@ class Comparison:
         beyond: whether branches that no sample takes and larger random inputs are compared as well, or branches are
             only named.
         stress: how inputs are made that are hard for a result, on which it is compared as well; None to leave them out.
+        is_hard: whether the samples are such inputs.
     """
 
     run: Run
@@ -71,10 +72,13 @@ class Comparison:
     selected: frozenset[str]
     beyond: Extent = "ignored"
     stress: Stress | None = None
+    is_hard: bool = False
     _key: str = field(default_factory=token_hex)
     """The key under which processes remember the reference."""
     _beyond: Beyond | None = None
     """What is compared beyond the samples, once it is known."""
+    _result: Session | None = None
+    """The result that is compared, if it ran on other inputs."""
     _hard: list[Excursion] = field(default_factory=list)
     """Inputs that were made for results before: what mends one failure must hold on all of them."""
 
@@ -162,7 +166,7 @@ class Comparison:
             activity: a description for progress reports.
             seconds: the time for layers in that case; as many samples as fit are compared, and at least one.
         """
-        other = result_on(self.engine, result, self.reference, whole=self.whole)
+        other = self._opened(result)
         state = self.run.state
         part = None
         if state is not None:
@@ -179,6 +183,7 @@ class Comparison:
             layers=bool(layers),
             is_text=not self.run.samples.made_up,
             generates=self.run.samples.generates,
+            choices=self.beyond != "ignored" or self.is_hard,
         )
         memory = {
             REFERENCE: (probe.key, self.reference),
@@ -196,7 +201,7 @@ class Comparison:
             )
         if layers is None and not report.passed and report.outputs:
             until = monotonic() + seconds
-            thorough = replace(probe, layers=True, generates=0)
+            thorough = replace(probe, layers=True, generates=0, choices=False)
             deep = self._judged(
                 *self._compared(thorough, activity, part, memory, until)
             )
@@ -209,11 +214,25 @@ class Comparison:
         )
         if self.beyond != "ignored" and report.passed and found[1] is not None:
             deeper = None if layers is not False else False
-            how = partial(self._compared_at, result, deeper, activity, seconds)
+            there = replace(self, _result=other)
+            how = partial(there._compared_at, result, deeper, activity, seconds)
             report = self._extended(report, found[1], how)
             if report.passed and self.stress is not None:
                 report = self._stressed(report, self.stress, result, how)
+                # Choices that differ there are no fault, so nothing is blamed for them.
+                shallow = partial(there._compared_at, result, False, activity, seconds)
+                report = self._with_tie(report, self.stress, shallow)
         return report
+
+    def _opened(self, result: Model) -> Session:
+        """Return a result on the engine. One that ran on other inputs is prepared already, if it takes any branches."""
+        known = self._result
+        is_bound = self.engine.arithmetic is not None  # its sums depend on sizes
+        if known is not None and not is_bound and not self.reference.forced:
+            session = known.alone()
+            session.budget = self.reference.budget
+            return session
+        return result_on(self.engine, result, self.reference, whole=self.whole)
 
     def _extended(
         self,
@@ -265,6 +284,28 @@ class Comparison:
                 break
         return report
 
+    def _with_tie(
+        self,
+        report: DiffReport,
+        stress: Stress,
+        compared: Callable[[Excursion], DiffReport],
+    ) -> DiffReport:
+        """Return a report with the choices near a tie. They are counted, and what they do to outputs is not judged."""
+        names = [calls.node for calls in report.choices]
+        tie = None
+        if names and report.passed:
+            samples = self.run.samples
+            tie = stress.near_tie(self.reference.model, samples, names)
+        if tie is None:
+            return report
+        what = tie.description
+        excursion = Excursion(what, tie, self.reference.alone(), is_hard=True)
+        found = compared(excursion)
+        if not found.choices:
+            return report
+        extra = Extra(what, choices=found.choices)
+        return replace(report, extras=(*report.extras, extra))
+
     def _compared_at(
         self,
         result: Model,
@@ -285,6 +326,7 @@ class Comparison:
             limits=limits,
             beyond="ignored",
             stress=None,
+            is_hard=excursion.is_hard,
             _key=token_hex(),
             _beyond=None,
         )

@@ -113,7 +113,15 @@ def with_extra(
         return replace(report, not_run=(*report.not_run, clause))
     told = tuple(f"With {what}: {text}" for text in found.warnings)
     failure = f"With {what}: {found.failure}" if found.failure else None
-    extra = Extra(what, found.outputs, found.judgements, failure, told, is_hard)
+    extra = Extra(
+        what=what,
+        outputs=found.outputs,
+        judgements=found.judgements,
+        failure=failure,
+        warnings=told,
+        is_hard=is_hard,
+        choices=found.choices,
+    )
     report = replace(report, extras=(*report.extras, extra))
     if found.passed:
         return report

@@ -1,4 +1,4 @@
-"""Random inputs of larger sizes than the usual ones, for models with open dimensions.
+"""Random inputs of larger sizes than the usual ones, and of none, for models with open dimensions.
 
 Sums over a dynamic axis, counters and positions grow with the size, so a small sample says nothing about a large one.
 The larger sample is the largest that the model accepts within a budget of work and memory.
@@ -6,8 +6,11 @@ The larger sample is the largest that the model accepts within a budget of work 
 
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
+from itertools import chain
 from math import prod
 from typing import Final, NamedTuple
+
+import numpy as np
 
 from onnxamp._base.errors import OnnxAmpError
 from onnxamp._graph.determined import is_consistent, loop_trips
@@ -57,6 +60,9 @@ _LONGEST: Final = 120
 
 _BYTES: Final = 256 << 20
 """Bytes that the values of the model may take."""
+
+_EMPTY_BYTES: Final = 64 << 20
+"""Bytes of weights up to which an empty batch runs: loading them again would take longer than it is worth."""
 
 
 class Larger(NamedTuple):
@@ -117,6 +123,34 @@ def larger_draw(draw: Draw, reference: Session) -> Larger | None:
             continue
         return Larger(listed(sizes), _draw_of(larger, draw.seed, sizes), session)
     return Larger(listed(usual), why=why)
+
+
+def empty_draw(draw: Draw, reference: Session) -> Larger | None:
+    """Return inputs with empty batches, of which the model makes empty outputs; None if there are none.
+
+    Args:
+        draw: the source of the usual inputs.
+        reference: the model.
+    """
+    maker = draw.maker()
+    named = maker.named
+    forced = maker.determined.forced if maker.determined is not None else frozenset()
+    names = named.batches - {*maker.dims, *named.counted, *named.totals, *forced}
+    if not names or reference.model.stock.size > _EMPTY_BYTES:
+        return None
+    sizes = dict.fromkeys(sorted(names), 0)
+    try:
+        empty = maker.sized({**draw.sizes, **sizes})
+        session = _ran(reference, empty, draw.seed)
+    except (OnnxAmpError, MemoryError, ValueError):
+        return None
+    # What nothing makes numbers of, as a recurrent op without steps, leaves them undefined.
+    every = chain.from_iterable(
+        kept.values() for kept in session.outputs.kept.values()
+    )
+    if not session.outputs.kept or any(np.size(output) for output in every):
+        return None
+    return Larger(listed(sizes), _draw_of(empty, draw.seed, sizes), session)
 
 
 def in_short(error: BaseException) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from onnxamp._base.public import Shown
+from onnxamp._numerics.close_calls import CloseCalls
 from onnxamp._numerics.detections import Detections
 from onnxamp._numerics.metrics import Measurement, Perplexity, TensorDiff
 from onnxamp._numerics.stressed import Headroom, Proof, Room
@@ -189,6 +190,7 @@ class Extra:
     failure: str | None = None
     warnings: tuple[str, ...] = ()
     is_hard: bool = False
+    choices: tuple[CloseCalls, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -271,6 +273,8 @@ class DiffReport(Shown):
     """How far inputs that were made to be hard drive the value with the least headroom; None if there are none."""
     rooms: tuple[Room, ...] = ()
     """The values with the least headroom."""
+    choices: tuple[CloseCalls, ...] = ()
+    """The choices that depend on values, such as an ArgMax's, and how many are closer than the error."""
 
     @property
     def passed(self) -> bool:
@@ -365,3 +369,5 @@ class RunCheck(Shown):
     cure: Cure | None = None
     fit: RangeFit | None = None
     """Values that do not fit float16; None if all do, or if this was not requested."""
+    not_run: tuple[str, ...] = ()
+    """Clauses about branches that no sample takes, and bodies of loops that none runs."""

@@ -14,6 +14,13 @@ from onnxamp._base.executor import Memory
 from onnxamp._facts.ops import attribute, op_facts, op_key
 from onnxamp._model.model import Model
 from onnxamp._numerics.chosen_tokens import chosen_tokens
+from onnxamp._numerics.close_calls import (
+    Chooser,
+    CloseCalls,
+    choosers,
+    close_calls,
+    read_by,
+)
 from onnxamp._numerics.compare import compare_outputs, worst_rel_l2
 from onnxamp._numerics.detections import Detections, compare_matched
 from onnxamp._numerics.metrics import LOWNESS, TOLERANCES, Perplexity, TensorDiff
@@ -72,6 +79,7 @@ class SampleDiff:
         rejected: the function of the user that rejects the outputs.
         taken: the branches that the reference takes, as far as they are known.
         grouped: the groups of numbers of outputs that differ in magnitude.
+        choices: the choices that depend on values, and how close they are.
     """
 
     facts: RunFacts | None = None
@@ -88,6 +96,7 @@ class SampleDiff:
     notes: tuple[str, ...] = ()
     taken: tuple[Branch, ...] = ()
     grouped: tuple[Grouped, ...] = ()
+    choices: tuple[CloseCalls, ...] = ()
 
     @property
     def was_compared(self) -> bool:
@@ -181,7 +190,22 @@ class TwoModels(PairedSessions):
             ),
             taken=tuple(sorted(flows[0].taken)),
             grouped=self._grouped(item, feeds, reference, result),
+            choices=tuple(self._close_calls(feeds, ran)),
         )
+
+    def _choosers(self, feeds: Feeds) -> list[Chooser]:
+        """Return the nodes whose choices are counted."""
+        if not self.probe.choices:
+            return []
+        one = self.reference
+        flows = one.prepare(feeds).flow, self.result.prepare(feeds).flow
+        return choosers(*flows, one.budget)
+
+    def _close_calls(self, feeds: Feeds, ran: PairedOutputs) -> Iterator[CloseCalls]:
+        """Yield the choices of nodes, and how close they are."""
+        models = self.reference, self.result
+        known = ran.reference, ran.result
+        return close_calls(models, feeds, known, self._choosers(feeds))
 
     def _grouped(
         self, item: LoadedSample, feeds: Feeds, reference: Outputs, result: Outputs
@@ -251,7 +275,8 @@ class TwoModels(PairedSessions):
             strayed = "" if is_random else _strayed(reference, paired.reference)
             return paired._replace(reference=reference, strayed=strayed)
         try:
-            also = one.parts_of(flow, flow)
+            compared = read_by(self._choosers(feeds))
+            also = (*one.parts_of(flow, flow), *compared)
             result = self.result.run(feeds, part_of(progress, 1, 2), also)
         except RuntimeFailure as error:
             return paired._replace(failure=str(error))
@@ -302,6 +327,7 @@ class DiffProbe(Probe[SampleDiff]):
         layers: compare intermediate values as well.
         is_text: whether the samples are given, so that language models read texts.
         generates: tokens that both generate after a prompt.
+        choices: count the choices that are close.
     """
 
     key: str
@@ -316,6 +342,7 @@ class DiffProbe(Probe[SampleDiff]):
     layers: bool
     is_text: bool
     generates: int
+    choices: bool = False
 
     def open(self, memory: Memory) -> Opened[SampleDiff]:
         """As :meth:`Probe.open`."""

@@ -31,6 +31,7 @@ from onnxamp._numerics.flattened import flattened
 from onnxamp._numerics.larger import in_short
 from onnxamp._numerics.rooms import rooms_of
 from onnxamp._numerics.stressed import Headroom, Proof, Stressed
+from onnxamp._numerics.ties import near_tie
 from onnxamp._rewrite.upgrade import plan_upgrade
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.values import Feeds, check_inputs, shapes_of
@@ -75,9 +76,7 @@ class Stress(NamedTuple):
             result: its conversion.
             samples: the inputs that both ran on.
         """
-        given = _alike(
-            check_inputs(reference.proto, one) for one in islice(samples, _SAMPLES)
-        )
+        given = _given(reference, samples)
         seen = _ranges(given)
         stated = dict(self.stated)
         # Random numbers say nothing of the range that real ones have.
@@ -85,21 +84,86 @@ class Stress(NamedTuple):
         bounds = result.ask(graph_of).ask(
             find_bounds, self.low, tuple(sorted(assumed.items()))
         )
-        proof = _proof(bounds, assumed=sorted(assumed))
+        proof = _proof(bounds, assumed=sorted(assumed), stated=stated)
         rooms = rooms_of(bounds)
-        ranges = {name: stated.get(name, ends) for name, ends in seen.items()}
-        movable = {name: ends for name, ends in ranges.items() if ends[0] < ends[1]}
+        movable = self._movable(seen)
         is_large = reference.stock.size > _BYTES
-        if proof.is_complete or not self.steps or not movable or is_large:
+        # Of a model that is not converted yet, no value is low, and any may be.
+        is_done = not bounds.unsafe if result is reference else proof.is_complete
+        if is_done or not self.steps or not movable or is_large:
             return Stressed(proof, rooms=rooms)
         try:
             original = _inlined(reference)
             names = _names_of(bounds, original)
-            ascent = _Ascent(original, names, movable, given[0], self.low)
+            model = _differentiable(original, given[0])
+            ascent = _Ascent(model, names, movable, given[0], self.low)
             found = ascent.climbed(given, self.steps, proof)
         except OnnxAmpError as error:
             return Stressed(proof, why=in_short(error), rooms=rooms)
         return found._replace(rooms=rooms_of(bounds, *ascent.largest))
+
+    def overflowing(self, model: Model, samples: Samples) -> dict[str, float]:
+        """Return the values that leave the type's range on hard inputs, with their largest magnitudes there.
+
+        Those that do so on the samples are left out.
+
+        Args:
+            model: the original.
+            samples: the inputs that it runs on.
+        """
+        if not samples.has(0):
+            return {}
+        found = dict[str, float]()
+        for room in self.of(model, model, samples).rooms:
+            fits = room.seen is not None and room.seen < self.low.overflow
+            if fits and (room.stressed or 0.0) >= self.low.overflow:
+                found[room.value] = room.found
+        return found
+
+    def near_tie(
+        self, reference: Model, samples: Samples, names: Sequence[str]
+    ) -> Samples | None:
+        """Return an input near a tie of a node that chooses; None if no gradient leads there.
+
+        Args:
+            reference: the original.
+            samples: the inputs that it ran on.
+            names: nodes that choose.
+        """
+        given = _given(reference, samples)
+        movable = self._movable(_ranges(given))
+        if not self.steps or not movable or reference.stock.size > _BYTES:
+            return None
+        try:
+            model = _differentiable(reference, given[0])
+            effort = Effort.within(self.steps, _work(model, given[0]))
+            if not effort.has_error:
+                return None
+            tie = near_tie(model, movable, given[0], names, effort.steps)
+        except OnnxAmpError:
+            return None
+        if tie is None:
+            return None
+        told = f"an input near a tie of {tie.node!r}"
+        return Samples(told, [partial(_itself, tie.inputs)])
+
+    def _movable(self, seen: Mapping[str, Range]) -> dict[str, Range]:
+        """Return the ranges of the inputs that may change: those that are stated, or else those of the samples."""
+        stated = dict(self.stated)
+        ranges = {name: stated.get(name, ends) for name, ends in seen.items()}
+        return {name: ends for name, ends in ranges.items() if ends[0] < ends[1]}
+
+
+def _given(reference: Model, samples: Samples) -> list[Feeds]:
+    """Return the first samples, as far as their shapes are the same."""
+    first = islice(samples, _SAMPLES)
+    return _alike(check_inputs(reference.proto, one) for one in first)
+
+
+def _differentiable(reference: Model, sample: Feeds) -> Model:
+    """Return a model with the sizes of a sample, at an opset that gradients are written in."""
+    newer = plan_upgrade(reference.ask(graph_of), MIN_OPSET).result
+    return Model(_sized(newer.model, sample), newer.folder)
 
 
 def _alike(samples: Iterable[Feeds]) -> list[Feeds]:
@@ -133,7 +197,9 @@ def _ranges(samples: Sequence[Feeds]) -> dict[str, Range]:
     return found
 
 
-def _proof(bounds: Bounds, assumed: Sequence[str]) -> Proof:
+def _proof(
+    bounds: Bounds, assumed: Sequence[str], stated: Mapping[str, Range]
+) -> Proof:
     """Return how many values that are low precision no input brings out of range."""
     graph = bounds.graph
     low = bounds.low.tensor
@@ -143,7 +209,12 @@ def _proof(bounds: Bounds, assumed: Sequence[str]) -> Proof:
         if graph.types[value] == low and graph.producer(value) is not None
     ]
     proven = sum(map(bounds.is_safe, computed))
-    return Proof(values=len(computed), proven=proven, assumed=tuple(assumed))
+    return Proof(
+        values=len(computed),
+        proven=proven,
+        assumed=tuple(assumed),
+        sampled=tuple(name for name in assumed if name not in stated),
+    )
 
 
 def _inlined(reference: Model) -> Model:
@@ -186,17 +257,16 @@ class _Ascent:
 
     def __init__(
         self,
-        reference: Model,
+        model: Model,
         names: Sequence[str],
         ranges: Mapping[str, Range],
         sample: Feeds,
         low: Format,
     ) -> None:
-        newer = plan_upgrade(reference.ask(graph_of), MIN_OPSET).result
-        self.model = Model(_sized(newer.model, sample), newer.folder)
-        has_bodies = len(self.model.ask(graph_of).scopes) > 1
-        found = flattened(self.model, sample) if has_bodies else None
-        self.flat = self.model if found is None else found.model
+        self.model = model
+        has_bodies = len(model.ask(graph_of).scopes) > 1
+        found = flattened(model, sample) if has_bodies else None
+        self.flat = model if found is None else found.model
         self.inner: Mapping[str, str] = {} if found is None else found.names
         """Value in a body -> the value of the flat model that holds what it is in all turns."""
         self.names = names
@@ -225,7 +295,7 @@ class _Ascent:
         results = self._results()
         inner = next((name for name in ranked if name not in results), "")
         why = ""
-        effort = Effort.within(steps, self._work(given[0]))
+        effort = Effort.within(steps, _work(self.flat, given[0]))
         for name in ranked[:_TRIES]:
             try:
                 target, beside = (self.inner.get(one, one) for one in (name, inner))
@@ -305,11 +375,6 @@ class _Ascent:
                     moved[name] = np.asarray(drawn, np.float32)
             yield moved
 
-    def _work(self, sample: Feeds) -> int:
-        """Return the work of a run of the model, by counting."""
-        graph = self.flat.ask(graph_of)
-        return counted_work(graph, graph.shapes_of(shapes_of(sample)))
-
     def _results(self) -> set[str]:
         """Return the names of the model's outputs."""
         graph = self.model.ask(graph_of)
@@ -341,6 +406,12 @@ class _Ascent:
             if least < now.magnitude < self.low.overflow:
                 found[now.sign] = now
         return found
+
+
+def _work(model: Model, sample: Feeds) -> int:
+    """Return the work of a run of a model, by counting."""
+    graph = model.ask(graph_of)
+    return counted_work(graph, graph.shapes_of(shapes_of(sample)))
 
 
 def _magnitudes(seen: Mapping[str, Sequence[Seen]]) -> dict[str, float]:

@@ -15,11 +15,13 @@ class Proof:
         values: how many there are.
         proven: how many of them no input brings out of range.
         assumed: inputs of which a range was assumed: that of the given samples, or the one that the user states.
+        sampled: those of them whose range is that of the samples.
     """
 
     values: int
     proven: int
     assumed: tuple[str, ...] = ()
+    sampled: tuple[str, ...] = ()
 
     @property
     def is_complete(self) -> bool:

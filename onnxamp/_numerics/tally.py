@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
+from onnxamp._numerics.close_calls import CloseCalls
 from onnxamp._numerics.detections import Detections
 from onnxamp._numerics.judging import apply_limits
 from onnxamp._numerics.limits import COARSE, Limits, size_only
@@ -32,6 +33,7 @@ class Tally:
         self.perplexity: Perplexity | None = None
         self.taken = set[Branch]()
         self.grouped = dict[str, Grouped]()
+        self.choices = dict[str, CloseCalls]()
 
     def add(self, number: int, sample: SampleDiff) -> None:
         """Add a sample."""
@@ -42,6 +44,7 @@ class Tally:
         join(self.grouped, {found.output: found for found in sample.grouped})
         join(self.detections, {found.outputs: found for found in sample.detections})
         join(self.layers, {row.value: row for row in sample.layers})
+        join(self.choices, {calls.node: calls for calls in sample.choices})
         join(self.tokens, {tokens.output: tokens for tokens in sample.tokens})
         if self.accept is not None:
             self.notes.setdefault(f"{self.accept.name!r} judges the outputs.")
@@ -100,6 +103,7 @@ def finished(report: DiffReport, tally: Tally, limits: Limits) -> DiffReport:
         detections=tuple(tally.detections.values()),
         tokens=tuple(tally.tokens.values()),
         perplexity=tally.perplexity,
+        choices=tuple(tally.choices.values()),
     )
     if limits.coarse and report.lowest != "float32":
         notes.append(COARSE.format(limits.coarse))

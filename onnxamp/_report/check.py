@@ -10,7 +10,12 @@ from onnxamp._facts.ops import op_facts
 from onnxamp._facts.tables import device_of
 from onnxamp._numerics.results import OutOfRange, RunCheck, ValueCheck
 from onnxamp._report import count, magnitude, number, opset_text, size, tally
-from onnxamp._report.comparison import first_bad_sentence, steps_of, where_it_ran
+from onnxamp._report.comparison import (
+    first_bad_sentence,
+    not_run,
+    steps_of,
+    where_it_ran,
+)
 from onnxamp._report.parts import (
     Bars,
     Figure,
@@ -88,6 +93,9 @@ def _verdict(audit: Audit | None, run: RunCheck | None) -> Headline:
     kinds = [kind for kind in ("error", "warning") if counts[kind]]
     told = " and ".join(count(counts[kind], kind) for kind in kinds)
     details = (f"The check found {told}.",) if told else ()
+    left = not_run(run) if run is not None else None
+    if left is not None:
+        details = (*details, left)
     if run is not None and run.first_bad is not None:
         first_bad = first_bad_sentence(run.first_bad)
         sentence = "A value goes wrong when the model runs."

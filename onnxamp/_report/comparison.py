@@ -15,7 +15,9 @@ from onnxamp._numerics.results import (
     Parting,
     RunCheck,
 )
+from onnxamp._numerics.stressed import Proof
 from onnxamp._report import change, count, magnitude, number, percent, shape
+from onnxamp._report.choices import choices_section
 from onnxamp._report.headroom import headroom_section
 from onnxamp._report.parts import (
     LINES,
@@ -108,7 +110,7 @@ def details_of(diff: DiffReport) -> tuple[str, ...]:
     return tuple(filter(None, (*faults, not_run(diff))))
 
 
-def not_run(diff: DiffReport) -> str | None:
+def not_run(diff: DiffReport | RunCheck) -> str | None:
     """Return a sentence about everything that neither the samples nor other runs reached."""
     clauses = [*diff.not_run[:_CLAUSES]]
     if more := len(diff.not_run) - len(clauses):
@@ -185,8 +187,9 @@ def error_figures(diff: DiffReport | None) -> tuple[Figure, ...]:
         output = list_.outputs[0]
         error = list_.error
     else:
-        # NaN compares with nothing, and is the worst error.
-        worst = max(diff.outputs, key=lambda one: (isnan(one.rel_l2), one.rel_l2))
+        # Ids and labels that differ say nothing as numbers. NaN compares with nothing, and is the worst error.
+        floats = [one for one in diff.outputs if one.is_float] or diff.outputs
+        worst = max(floats, key=lambda one: (isnan(one.rel_l2), one.rel_l2))
         label = "largest relative L2 error"
         output = worst.name
         error = worst.rel_l2
@@ -202,14 +205,24 @@ def range_figures(diff: DiffReport | None) -> Iterator[Figure]:
     proof = diff.proof
     if proof is not None and proof.values:
         share = f"{proof.proven:,} of {proof.values:,}"
-        whose = "every input in the given ranges" if proof.assumed else "every input"
-        yield Figure("proven in range", share, f"{diff.lowest} values, for {whose}")
+        told = f"{diff.lowest} values, for every input{within(proof)}"
+        if not proof.proven and not proof.assumed:
+            told = f"{diff.lowest} values (--input-range tells what inputs hold)"
+        yield Figure("proven in range", share, told)
     found = diff.headroom
     if found is not None:
         told = (
             f"of {diff.lowest}'s range, value {found.value}, on inputs made to be hard"
         )
         yield Figure("largest magnitude", percent(found.share, 1.0), told)
+
+
+def within(proof: Proof) -> str:
+    """Return of which inputs a proof tells, in a phrase that follows the word "input"; "" if of all."""
+    if proof.sampled == proof.assumed:
+        return " in the range of the samples" if proof.assumed else ""
+    also = " and that of the samples" if proof.sampled else ""
+    return f" in the given ranges{also}"
 
 
 def text_figures(diff: TextResults) -> Iterator[Figure]:
@@ -242,6 +255,7 @@ def comparison_sections(diff: DiffReport | None) -> tuple[Section, ...]:
         section("Detections", _detections(diff)),
         section("Cost of quantization and of low precision", _costs(diff)),
         headroom_section(diff.rooms, diff.lowest)._replace(is_detail=True),
+        choices_section(diff)._replace(is_detail=True),
         section("More metrics", _more_metrics(diff), is_detail=True),
         section("Limits", _limits(diff), is_detail=True),
     )

@@ -27,6 +27,7 @@ from onnxamp._report.comparison import (
     status_of,
     steps_of,
     where_it_ran,
+    within,
 )
 from onnxamp._report.parts import (
     LINES,
@@ -302,7 +303,7 @@ def _verdict(conversion: Conversion, validation: DiffReport | None) -> Headline:
         Status.FAILED: f"{head}, but the result is {'wrong' if validation.failure else 'outside the limits'}.",
         Status.INEXACT: f"{head}, {_weakness(validation)}.",
         Status.PASSED: f"{head}; {matches}{_grade(validation)}.",
-        Status.NO_GAIN: f"{head}; {matches}.",
+        Status.NO_GAIN: f"{head}; {matches}{_grade(validation)}.",
     }[status]
     return Headline(status, sentence, (*why, *details_of(validation)))
 
@@ -317,8 +318,7 @@ def _grade(validation: DiffReport) -> str:
     """Return what a verdict rests on besides the samples: a proof, or inputs that are made to be hard."""
     proof = validation.proof
     if proof is not None and proof.values and proof.is_complete:
-        where = " in the given ranges" if proof.assumed else ""
-        return f", and no input{where} overflows"
+        return f", and no input{within(proof)} overflows"
     is_stressed = any(extra.is_hard for extra in validation.extras)
     return ", also on inputs made to be hard" if is_stressed else ""
 

@@ -218,6 +218,26 @@ class InputMaker(NamedTuple):
             told |= self.determined.sizes.keys()
         return frozenset(named.plain) - told
 
+    def masked(
+        self, feeds: Mapping[str, Feed], *, keeps: bool
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Return masks in place of those of a sample, which keep every element or none.
+
+        Masks of three rows or more hold such rows anyway, and are left out, as are those of decoders, which count by
+        them, and empty ones where they would make NaN.
+        """
+        found = dict[str, npt.NDArray[Any]]()
+        for value, entry in () if self.named.pasts else self.entries.items():
+            use = self.uses[value]
+            feed = feeds.get(entry.name)
+            is_open = (keeps or use.may_be_empty) and entry.name not in self.ranges
+            if use.role not in _MASKS or not is_open:
+                continue
+            if isinstance(feed, np.ndarray) and prod(feed.shape[:-1]) <= 2:
+                kept = np.full(feed.shape, keeps)
+                found[entry.name] = _mask_numbers(kept, feed.dtype, use)
+        return found
+
     def shapes(self) -> Sequence[Shape | None]:
         """Return the shapes of the model's values for inputs of these sizes, by value."""
         entries = self.entries.values()
@@ -451,11 +471,8 @@ def _tensor(
         numbers = np.broadcast_to(places % bound, shape)
     elif use.role is Role.CACHED:
         numbers = np.full(shape, bool(use.past))
-    elif use.role is Role.MASK:
-        numbers = _mask(generator, shape, use)
-    elif use.role in (Role.ADDED, Role.SUBTRACTED):
-        sign = 1 if use.role is Role.ADDED else -1
-        numbers = np.where(_mask(generator, shape, use), 0.0, sign * _lowest(dtype))
+    elif use.role in _MASKS:
+        numbers = _mask_numbers(_mask(generator, shape, use), dtype, use)
     elif use.role is Role.LENGTH:
         numbers = np.full(shape, use.bound or 1)
     elif use.role is Role.FACTOR:
@@ -479,6 +496,19 @@ def _within(
             feed.dtype
         )
     return generator.uniform(low, high, feed.shape).astype(feed.dtype)
+
+
+_MASKS: Final = frozenset({Role.MASK, Role.ADDED, Role.SUBTRACTED})
+
+
+def _mask_numbers(
+    kept: npt.NDArray[Any], dtype: "np.dtype[Any]", use: Use
+) -> npt.NDArray[Any]:
+    """Return the numbers of a mask that tells which elements count."""
+    if use.role is Role.MASK:
+        return kept.astype(dtype)
+    sign = 1 if use.role is Role.ADDED else -1
+    return np.where(kept, 0.0, sign * _lowest(dtype)).astype(dtype)
 
 
 def _mask(

@@ -6,7 +6,7 @@ errors of all that a choice rounds add up; the worst output on the worst sample 
 
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from math import sqrt
@@ -69,6 +69,7 @@ class ExpectedErrors:
         settled: what is rounded whatever the choice.
         weights: factor on the squared error that rounding a weight causes.
         is_joint: whether the mean over all outputs counts, and not the worst.
+        stressed: values that leave the range on inputs that are made to be hard, with their largest magnitudes there.
     """
 
     graph: Graph
@@ -79,6 +80,7 @@ class ExpectedErrors:
     settled: Settled
     weights: float = 1.0
     is_joint: bool = False
+    stressed: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def costs(self) -> Numbers:
@@ -127,6 +129,7 @@ class ExpectedErrors:
                     table[self._places[name, _MADE]] = rounded.summed
             table[weights] *= self.weights
             scaled = np.where(np.isfinite(table), table * factors, table)
+            scaled[self._overflowing] = _MOST
             tables.append(np.minimum(scaled, _MOST))
         return tables
 
@@ -150,6 +153,21 @@ class ExpectedErrors:
         )
         ones = np.ones_like(table)
         return np.asarray(np.divide(kept * factors, table, ones, where=counts))
+
+    @cached_property
+    def _overflowing(self) -> list[int]:
+        """The rows of values that leave the range on inputs that are made to be hard."""
+        hard = self._hard.keys()
+        return [row for (name, _), row in self._places.items() if name in hard]
+
+    @cached_property
+    def _hard(self) -> Mapping[str, float]:
+        """The largest magnitudes of these values. Sentinels, which count as 0 on samples, saturate."""
+        return {
+            name: magnitude
+            for name, magnitude in self.stressed.items()
+            if self.largest.get(name)
+        }
 
     @cached_property
     def _everything(self) -> list[int]:
@@ -302,7 +320,8 @@ class ExpectedErrors:
         low = self.low
         for unit in self.computing:
             node = self.graph.nodes[unit.node]
-            made = self._largest(node.outputs[port] for port in unit.ports.outputs)
+            values = [node.outputs[port] for port in unit.ports.outputs]
+            made = self._largest(values)
             made = made or max(map(self._size, unit.names))
             stored = self.graph.constants.tensors
             read = self._largest(
@@ -311,10 +330,15 @@ class ExpectedErrors:
                 if node.inputs[port] not in stored
             )
             end = f"{low.name} ends at {low.max_finite:.6g}"
+            hard = self._hardest(values)
+            hard_read = self._hardest(node.inputs[port] for port in unit.ports.inputs)
             if made * _HEADROOM > low.max_finite:
                 reasons[unit.key] = f"it reaches {made:.4g}; {end}"
             elif read > low.max_finite:
                 reasons[unit.key] = f"it reads {read:.4g}; {end}"
+            elif hard or hard_read:
+                what = f"reaches {hard:.4g}" if hard else f"reads {hard_read:.4g}"
+                reasons[unit.key] = f"it {what} on inputs made to be hard; {end}"
             elif self.costs[list(self.made[unit.key])].max(initial=0.0) >= _MOST:
                 reasons[unit.key] = "it breaks the outputs"
             # Half the smallest number is where rounding to nearest gives zero.
@@ -325,6 +349,11 @@ class ExpectedErrors:
     def _largest(self, values: Iterable[int]) -> float:
         names = (self.graph.values[value].name for value in values if value != ABSENT)
         return max(map(self._size, names), default=0.0)
+
+    def _hardest(self, values: Iterable[int]) -> float:
+        """Return the largest magnitude of those values that leave the range on hard inputs; 0 if none does."""
+        names = (self.graph.values[value].name for value in values if value != ABSENT)
+        return max((self._hard.get(name, 0.0) for name in names), default=0.0)
 
     def _size(self, name: str) -> float:
         return self.largest.get(name, 0.0)

@@ -1,6 +1,6 @@
 """Measures what each rounding costs, and foresees the error of a plan from that (:mod:`onnxamp._tuning.expected`)."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import TypeAlias
@@ -20,8 +20,7 @@ from onnxamp._rewrite.upgrade import plan_upgrade
 from onnxamp._runtime.engines import Engine, choose_engine
 from onnxamp._runtime.fingerprints import SentModel, model_print
 from onnxamp._runtime.loop import KeptSamples, observe_all
-from onnxamp._runtime.requested import requested_samples
-from onnxamp._runtime.run import Run, RunOptions
+from onnxamp._runtime.run import Run
 from onnxamp._runtime.session import Provider
 from onnxamp._tuning.expected import ExpectedErrors
 from onnxamp._tuning.lowered import Settled, computes, low_node, rounded_ports
@@ -87,6 +86,7 @@ def expected_errors(
     plan: Plan,
     run: Run,
     known: Known | None = None,
+    stressed: Mapping[str, float] | None = None,
 ) -> tuple[ExpectedErrors, AbstractSet[str]]:
     """Return the costs of low precision in a model, and the nodes that a plan lowers; see :func:`with_expected_error`.
 
@@ -118,6 +118,7 @@ def expected_errors(
         exact=[node for node in nodes if not computes(graph.nodes[node.node])],
         samples=known[key],
         settled=settled,
+        stressed=stressed or {},
     )
     return errors, {node.key for node in nodes}
 
@@ -125,8 +126,9 @@ def expected_errors(
 def with_expected_error(
     model: Model,
     plan: Plan,
-    run: Run | RunOptions,
+    run: Run,
     known: Known | None = None,
+    stressed: Mapping[str, float] | None = None,
 ) -> Plan:
     """Return a plan with the error that may be expected of its result; with what keeps it unknown, if that is so.
 
@@ -135,16 +137,10 @@ def with_expected_error(
         plan: of its conversion.
         run: the samples, and where the model runs on them.
         known: what was measured for other plans, with the same run; it gets what is measured. None for a single plan.
-
-    Raises:
-        ArgumentError: the samples that a user asks for do not fit the model.
+        stressed: values that leave the range on inputs that are made to be hard, with their largest magnitudes there.
     """
-    if isinstance(run, RunOptions):
-        ranges = dict(plan.options.input_ranges)
-        inputs = requested_samples(run, model, ranges=ranges)
-        run = Run(inputs=inputs, report=run.report)
     try:
-        errors, low = expected_errors(model, plan, run, known)
+        errors, low = expected_errors(model, plan, run, known, stressed)
     except OnnxAmpError as error:
         return replace(plan, expected=ExpectedError(why=str(error)))
     return replace(plan, expected=errors.foreseen(low))

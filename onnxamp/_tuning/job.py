@@ -33,6 +33,7 @@ from onnxamp._model.blobs import WeightConverter
 from onnxamp._model.model import Model
 from onnxamp._model.saving import save_model
 from onnxamp._numerics.body_ranges import ROUNDS
+from onnxamp._numerics.stress import Stress
 from onnxamp._runtime.engines import Engine, OutputCache
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
@@ -82,6 +83,8 @@ class TuningJob:
     references: OutputCache = field(default_factory=OutputCache)
     is_eager: bool = False
     """Whether sensitivities are measured even if float32 is estimated to be the fastest."""
+    stress: int = 0
+    """Steps toward inputs that are hard for a result."""
     told: tuple[str, ...] = ()
     """Warnings beside those of plans."""
     before: "TuningJob | None" = None
@@ -108,7 +111,9 @@ class TuningJob:
             # Prices are squared errors, of which compensated rounding leaves this share.
             share = (rounded.after / rounded.before) ** 2
         samples = self.sensitivities
-        return replace(self._free.errors, samples=samples, weights=share)
+        stressed = self.stressed if samples else {}
+        errors = self._free.errors
+        return replace(errors, samples=samples, weights=share, stressed=stressed)
 
     @cached_property
     def broken(self) -> dict[str, str]:
@@ -154,6 +159,21 @@ class TuningJob:
             return self.origin.sensitivities
         known = self.state.measured(self.samples)
         return measured_sensitivities(self.space.all_low, self.run, self.engine, known)
+
+    @cached_property
+    def stressed(self) -> Mapping[str, float]:
+        """The values that leave the range on inputs that are made to be hard, with their largest magnitudes there."""
+        options = self.space.all_low.options
+        if not self.stress or not options.low.is_narrow:
+            return {}
+        if self.origin is not self:
+            return self.origin.stressed
+        stress = Stress(options.low, self.stress, options.input_ranges)
+        found = stress.overflowing(self.prepared, self.samples)
+        # An exponent leaves a value more room.
+        rescaling = options.rescaling
+        scaled = {row.value for row in rescaling.scaled} if rescaling else set[str]()
+        return {name: size for name, size in found.items() if name not in scaled}
 
     @property
     def may_overflow(self) -> bool:

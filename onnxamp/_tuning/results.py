@@ -11,6 +11,7 @@ from onnxamp._convert.plan import Plan
 from onnxamp._facts.devices import device_called
 from onnxamp._facts.targets import AUTO
 from onnxamp._options.values import TOLERANCE
+from onnxamp._runtime import STRESS
 
 if TYPE_CHECKING:
     from onnxamp._base.state import StateLike
@@ -44,6 +45,8 @@ class Search:
     seconds: float = SECONDS
     allow_slower: bool = False
     accept: "Accept | None" = None
+    stress: int = STRESS
+    """Steps toward inputs that are hard for a result: nodes whose values then leave the range stay in float32."""
 
     def __post_init__(self) -> None:
         if self.device != AUTO:  # which depends on the target

@@ -287,6 +287,7 @@ class _Tuning(NamedTuple):
             folder=self.folder,
             rounder=self.rounder,
             is_eager=search.allow_slower or search.times == "measured",
+            stress=search.stress,
             told=(
                 *decided.prepared.refused,
                 *([MADE_UP] if options.compensates and samples.made_up else ()),

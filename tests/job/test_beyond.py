@@ -131,6 +131,11 @@ def test_what_was_not_run_is_said_everywhere(text: str, what: str) -> None:
     assert any(one.startswith(what) for one in found["validation"]["not_run"])
     assert found["verdict"] == "passed"
     assert "Not run: " in Path("page.html").read_text(encoding="utf-8")
+    checked = json.loads(run("check", "model.onnx", "--inputs", "in.npz", "--format", "json").stdout)
+    name = what.partition(" (")[0]
+    assert name in [one.partition(" (")[0] for one in checked["run"]["not_run"]]
+    told = " ".join(run("check", "model.onnx", "--inputs", "in.npz").stdout.split())
+    assert name in told.partition("Not run: ")[2]
     for form in ([], ["--format", "markdown"]):
         result = run("convert", "model.onnx", "-o", "again.onnx", "--inputs", "in.npz", *form)
         assert "Not run: " in result.stdout
@@ -141,6 +146,59 @@ def test_a_comparison_names_the_branches_that_its_samples_do_not_take() -> None:
     result = run("diff", saved(model_of(FLAG)), "model.onnx", "--inputs", "in.npz")
     assert result.exit_code == 0
     assert "Not run: the else branch of If 'f' (no sample takes it)." in result.stdout
+
+
+COUNTED = """(float[4,64] X, int64 n) => (float[4,64] Y) <float k = {3000}, bool on = {1}> {
+    x = MatMul (X, w) a = Mul (x, k)
+    t = Loop (n, on, a) <body: graph = trip (int64 i, bool go, float[4,64] s) => (bool goes, float[4,64] u) {
+        goes = Identity (go) u = BODY
+    }>
+    d = Div (t, k) Y = MatMul (d, w)
+}"""
+
+
+def test_loops_run_no_trip_one_and_many() -> None:
+    """Five trips stay in float16's range; 64 do not."""
+    low = ("--no-hazards", "--level", "O3")
+    found = converted(model_of(COUNTED.replace("BODY", "Add (s, a)")), *low)["validation"]
+    assert found["cure"]["failure"].startswith("With n=64: Output 'Y': NaN")
+    assert [extra["what"] for extra in found["extras"]] == ["n=0", "n=1", "n=64"]
+    assert found["not_run"] == []
+
+
+def test_a_loop_that_grows_faster_than_its_trips_says_so() -> None:
+    found = converted(model_of(COUNTED.replace("BODY", "Add (s, s)")))["validation"]
+    assert [extra["what"] for extra in found["extras"]] == ["n=0", "n=1"]
+    clause = "more than 4 trips of the loops that 'n' counts (values grow faster than the number of trips)"
+    assert found["not_run"] == [clause]
+
+
+def test_an_empty_batch_is_validated_where_the_model_takes_one() -> None:
+    plain = "(float[N,64] X) => (float[N,64] Y) { a = MatMul (X, w) Y = Tanh (a) }"
+    found = converted(model_of(plain))["validation"]
+    assert [extra["what"] for extra in found["extras"]] == ["N=2048", "N=0"]
+    assert converted(model_of(plain), "--dim", "N=8")["validation"]["extras"] == []
+    for reduced in ("ReduceMax", "ReduceMean"):  # refused, and not a number
+        text = f"""(float[N,64] X) => (float[64] Y) <int64[1] rows = {{0}}> {{
+            a = MatMul (X, w) Y = {reduced} <keepdims = 0> (a, rows) }}"""
+        found = converted(model_of(text))["validation"]
+        assert [extra["what"] for extra in found["extras"]] == ["N=2048"]
+
+
+MASKED = """(float[1,8,64] X, int64[1,8] attention_mask) => (float[1,8,64] Y)
+    <float k = {0.2}, float one = {1}, float big = {-10000}, int64[1] middle = {1}> {
+    q = MatMul (X, w) t = Transpose <perm = [0, 2, 1]> (q) p = MatMul (q, t) s = Mul (p, k)
+    m = Cast <to = 1> (attention_mask) i = Sub (one, m) b = Mul (i, big) c = Unsqueeze (b, middle)
+    z = Add (s, c) o = Softmax <axis = -1> (z) Y = MatMul (o, q) }"""
+
+
+def test_masks_keep_some_all_and_none_of_a_row() -> None:
+    extras = converted(model_of(MASKED))["validation"]["extras"]
+    told = [extra["what"] for extra in extras]
+    assert told[-1] == "none of each row kept by 'attention_mask'"
+    assert set(told) <= {told[-1], "all of each row kept by 'attention_mask'"}
+    several = MASKED.replace("[1,8", "[4,8")
+    assert converted(model_of(several))["validation"]["extras"] == []
 
 
 GRAM = """(float[N,64] X) => (float[64,64] Y) <float six = {6}> {

@@ -267,10 +267,48 @@ def test_a_model_without_bodies_computes_the_same(op):
 
 
 def test_the_effort_is_counted_and_not_timed():
-    assert Effort.within(4, 1 << 20) == Effort(4, has_lesser=True, has_error=True)
-    efforts = [Effort.within(4, work << 20) for work in (1 << 10, 1 << 11, 1 << 12, 1 << 14, 1 << 20)]
-    runs = [(effort.steps + 1) * (1 + effort.has_lesser + effort.has_error) for effort in efforts]
+    assert Effort.within(4, 1 << 20) == Effort(starts=8, steps=4, rounds=3, has_lesser=True, has_error=True)
+    efforts = [Effort.within(4, work << 20) for work in (1, 1 << 6, 1 << 10, 1 << 11, 1 << 12, 1 << 14, 1 << 20)]
+    climbs = [1 + effort.has_lesser + effort.has_error for effort in efforts]
+    runs = [
+        (effort.steps + 1) * (number + effort.rounds) + 4 * effort.starts
+        for effort, number in zip(efforts, climbs, strict=True)
+    ]
     assert runs == sorted(runs, reverse=True)
-    assert efforts[-1] == Effort(1, has_lesser=False, has_error=False)
+    assert efforts[-1] == Effort(starts=1, steps=1, rounds=0, has_lesser=False, has_error=False)
     assert Effort.within(16, 1 << 30).steps == 16 or Effort.within(16, 1 << 30).has_error
     assert Effort.within(1, 1 << 20).steps == 1
+
+
+@pytest.mark.parametrize("seed", [0, 1, 6])
+def test_level_auto_keeps_what_hard_inputs_bring_out_of_range(seed):
+    """On samples, values stay so small that level auto would lower everything."""
+    model = planted(seed)
+    settings = {"count": 1, "provider": "cpu", "allow_slower": True}
+    low, tuned = onnxamp.tune_model(model, **settings)
+    assert tuned.held
+    kept = {row.node: row.detail for row in tuned.kept}
+    assert "on inputs made to be hard; float16 ends at 65504" in kept["last"]
+    assert set(kept) == {"last", "y"}
+    samples = onnxamp.random_samples(model)
+    one = Model.of(model)
+    hard = Stress(FLOAT16, 4).of(one, one, samples).samples
+    assert onnxamp.diff_models(model, low, list(hard), provider="cpu").passed
+
+
+def test_the_expected_error_counts_what_hard_inputs_bring_out_of_range():
+    model = planted()
+    asked = ("--no-validate", "--expected-error")
+    assert converted(model, *asked)["plan"]["expected"]["error"] > 1
+    assert converted(model, *asked, "--keep-fp32", "last")["plan"]["expected"]["error"] > 1  # its result is cast
+    assert converted(model, *asked, "--keep-fp32", "last|g|y")["plan"]["expected"]["error"] < 0.01
+    assert converted(model, *asked, "--input-range", "x=-0.1:0.1")["plan"]["expected"]["error"] < 0.01
+
+
+def test_inspect_shows_what_hard_inputs_reach():
+    x = np.random.default_rng(0).standard_normal((4, WIDTH)).astype(np.float32)
+    np.savez("x.npz", x=x)
+    told = json.loads(run("inspect", saved(planted()), "--format", "json", "--inputs", "x.npz").stdout)
+    rooms = {room["value"]: room for room in told["headroom"]}
+    assert 1_000 < rooms["h"]["seen"] < 19_000
+    assert rooms["h"]["stressed"] > 30_000
