@@ -144,11 +144,15 @@ class Gauge(NamedTuple):
 
 
 class Gauges(NamedTuple):
-    """Magnitudes of several values on one logarithmic axis; ``limit`` is the share of it where the type ends."""
+    """Magnitudes of several values on one logarithmic axis.
+
+    ``limit`` is the share of the axis where the type ends, ``legend`` what its characters mean on a terminal.
+    """
 
     columns: tuple[str, ...]
     gauges: tuple[Gauge, ...]
     limit: float
+    legend: str
 
 
 Part: TypeAlias = Table | Statement | Bars | Gauges | Figure

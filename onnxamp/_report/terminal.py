@@ -51,6 +51,7 @@ from onnxamp._report.parts import (
     Table,
     bars_table,
     gauges_table,
+    hint,
     listed_parts,
     problems,
     shown_rows,
@@ -240,6 +241,7 @@ class _Rendering:
             elif isinstance(part, Bars):
                 yield from self._table(bars_table(part), width)
             elif isinstance(part, Gauges):
+                yield from self._item(hint(part.legend))
                 yield from self._table(gauges_table(part), width)
 
     def _item(self, item: Statement) -> Iterator[RenderableType]:
