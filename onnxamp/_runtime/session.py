@@ -17,7 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from onnxamp._base.errors import ArgumentError, ArgumentTypeError, RuntimeFailure
+from onnxamp._base.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    RuntimeFailure,
+    suggestion,
+)
 from onnxamp._base.optional import require_runtime
 from onnxamp._base.threads import Once
 from onnxamp._facts.providers import BUILT_IN, is_plugin
@@ -97,7 +102,7 @@ def choose_provider(wanted: Provider | None) -> Provider:
             known = ", ".join((*BUILT_IN, *plugins()))
             raise ArgumentError(
                 f"Unknown provider {wanted!r}: choose one of {known}, or the package of a plugin provider of ONNX"
-                " Runtime, such as onnxruntime-ep-webgpu."
+                f" Runtime, such as onnxruntime-ep-webgpu.{suggestion((*BUILT_IN, *plugins()), wanted)}"
             )
         engine_called(wanted)
     if wanted == "cuda" and not cuda_available():
