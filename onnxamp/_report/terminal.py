@@ -113,7 +113,7 @@ def fitted(text: str, prefix: str = "") -> str:
     if not is_screen(console):
         return text
     lines = text_of(text).wrap(console, console.width - len(prefix))
-    return "\n".join(line.plain for line in lines).translate(SHOWN)
+    return "\n".join(line.plain.rstrip() for line in lines).translate(SHOWN)
 
 
 def _columns() -> int:
