@@ -1,4 +1,4 @@
-"""A package of ONNX Runtime for GPUs on a machine without one: commands say on a terminal that the CPU ran the models."""
+"""A GPU package of ONNX Runtime on a machine without a GPU: commands say on a terminal that the CPU ran the models."""
 
 from pathlib import Path
 
