@@ -130,7 +130,7 @@ def name_cut(sentence: str, room: int) -> str:
     excess = cell_len(safe) - room
     longest = max(safe.split(" "), key=cell_len)
     length = max(cell_len(longest) - excess, _WORD)
-    if excess <= 0 or length >= cell_len(longest):
+    if excess <= 0 or cell_len(longest) <= FOLDED:
         return safe
     return safe.replace(longest, middle_cut(longest, length), 1)
 
