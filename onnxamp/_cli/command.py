@@ -104,7 +104,7 @@ class _DataCommand(click.Command):
             hint = told_of_other_tools(typed, unknown)
             hint = hint or self._one_dash(typed, unknown)
             if hint is None and unknown is not None:
-                hint = _no_such_option(unknown, self.params)
+                raise _no_such_option(unknown, self.params, ctx) from None
             if hint is None:
                 raise
             raise click.UsageError(hint, ctx) from None
@@ -202,10 +202,13 @@ def _sentence(name: str, meaning: str, tools: Sequence[str]) -> str:
     return f"{owners} {name} is onnxamp's {meaning}."
 
 
-def _no_such_option(typed: str, known: Iterable[click.Parameter]) -> str:
-    """Return what to say about an unknown option."""
+def _no_such_option(
+    typed: str, known: Iterable[click.Parameter], ctx: click.Context
+) -> click.NoSuchOption:
+    """Return the error about an unknown option, which proposes the nearest one."""
     names = [name for item in known for name in item.opts if name[:2] == "--"]
-    return f"No such option {typed!r}.{suggestion(names, typed)}"
+    message = f"No such option {typed!r}.{suggestion(names, typed)}"
+    return click.NoSuchOption(typed, message, ctx=ctx)
 
 
 class _LazyGroup(click.Group):
@@ -240,8 +243,7 @@ class _LazyGroup(click.Group):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            hint = _no_such_option(error.option_name, self.params)
-            raise click.UsageError(hint, ctx) from None
+            raise _no_such_option(error.option_name, self.params, ctx) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         """Parse the command's own words, and run it."""

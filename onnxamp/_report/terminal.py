@@ -351,11 +351,13 @@ def _more(titles: Sequence[str], width: int) -> Grid:
 
 def _figure_lines(figures: Sequence[Figure], width: int) -> Iterator[Text]:
     """Yield key figures, each in a line of its own."""
-    rows = [(text_of(one.label), text_of(one.value), one.remark) for one in figures]
     room = _remark_room(figures, width)
+    rows = [
+        list(map(text_of, (one.label, one.value, name_cut(one.remark, room))))
+        for one in figures
+    ]
     widths = [max(row[at].cell_len for row in rows) for at in (0, 1)]
-    for label, value, told in rows:
-        remark = text_of(name_cut(told, room))
+    for label, value, remark in rows:
         remark.truncate(room, overflow="ellipsis")
         line = Text(" " * GAP, no_wrap=True, overflow="ignore")
         for text, size in zip((label, value), widths, strict=True):
