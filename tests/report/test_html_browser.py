@@ -202,11 +202,11 @@ def test_pointing_at_a_candidate_tells_it(opened) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [360, 820, 1000, 1141, 1200, 1400])
 def test_candidates_fit(opened, width) -> None:
-    """The plot always; the table wherever it can."""
+    """The plot and the table, which is a list on a phone."""
     tab = opened(tuning(), viewport={"width": width, "height": 800})
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     cut = tab.locator(".wide:has(table.candidate)").evaluate("one => one.scrollWidth - one.clientWidth")
-    assert (cut > 0) == (width == 360)
+    assert cut <= 0
     plot = tab.locator("#front .ground").bounding_box()
     assert plot["width"] > 200
     for box in (mark.bounding_box() for mark in tab.locator("#front .candidate .mark").all()):
