@@ -205,8 +205,10 @@ for _class in [value for value in list(globals().values()) if isinstance(value, 
         _class.__module__ = "onnxamp"  # where users import them from
 
 
-NEAR: Final = 0.76
+_NEAR: Final = 0.76
 """The share of letters that a proposed name has in common with what was typed: "Floor" is not what "Foo" means."""
+_ENOUGH: Final = 4
+"""Letters of a word in which one wrong letter leaves enough: "gpu" is no misspelled "cpu"."""
 _LIKELY: Final = 20
 """Number of names that are compared letter by letter."""
 
@@ -218,13 +220,49 @@ def first_of(names: Collection[str]) -> str:
 
 
 def nearest(names: Iterable[str], text: str) -> str | None:
-    """Return the name that a text is most likely meant to be; None if there is none. Complexity: linear in names."""
-    from difflib import get_close_matches  # noqa: PLC0415 - few names are misspelled
-    from heapq import nlargest  # noqa: PLC0415
+    """Return the name that a text is most likely meant to be; None if none is near. Complexity: linear in names.
 
-    wanted = _triples(text)
-    likely = nlargest(_LIKELY, names, key=lambda name: len(wanted & _triples(name)))
-    return next(iter(get_close_matches(text, likely, 1, NEAR)), None)
+    A name is near if it shares :data:`_NEAR` of its letters, in their order, or if one typing error leads to it. Case
+    and separators do not count.
+    """
+    from heapq import nlargest  # noqa: PLC0415 - few names are misspelled
+
+    typed = _letters(text)
+    wanted = _triples(typed)
+    likely = nlargest(
+        _LIKELY, names, key=lambda name: len(wanted & _triples(_letters(name)))
+    )
+    # Of equally near names, the one that has more of the typed characters as they are.
+    ranked = [
+        (_nearness(typed, _letters(name)), _share(text, name)) for name in likely
+    ]
+    best = max(range(len(likely)), key=ranked.__getitem__, default=None)
+    return None if best is None or ranked[best][0] < _NEAR else likely[best]
+
+
+def _nearness(typed: str, name: str) -> float:
+    """Return how much of its letters a name shares with what was typed: 1 if all."""
+    if not typed or not name:
+        return 0.0
+    shared = _share(typed, name)
+    return max(shared, _NEAR) if _is_one_error(typed, name) else shared
+
+
+def _share(one: str, other: str) -> float:
+    from difflib import SequenceMatcher  # noqa: PLC0415 - as above
+
+    return SequenceMatcher(None, one, other, autojunk=False).ratio()
+
+
+def _is_one_error(typed: str, name: str) -> bool:
+    """Return whether two words differ by one letter, or by the order of two neighbors."""
+    if min(len(typed), len(name)) < _ENOUGH:
+        return False
+    while typed and name and typed[0] == name[0]:
+        typed, name = typed[1:], name[1:]
+    while typed and name and typed[-1] == name[-1]:
+        typed, name = typed[:-1], name[:-1]
+    return max(len(typed), len(name)) <= 1 or (typed == name[::-1] and len(typed) == 2)
 
 
 def suggestion(names: Iterable[str], text: str) -> str:
@@ -233,10 +271,15 @@ def suggestion(names: Iterable[str], text: str) -> str:
     return "" if near is None else f" Did you mean {near!r}?"
 
 
-def _triples(text: str) -> frozenset[str]:
-    """Return all sequences of three letters in the text."""
-    small = text.lower()
-    return frozenset(small[at : at + 3] for at in range(len(small) - 2))
+def _letters(text: str) -> str:
+    """Return a name without case and separators: --keep-io-types is near keep_io_types."""
+    return "".join(filter(str.isalnum, text.lower()))
+
+
+def _triples(letters: str) -> frozenset[str]:
+    """Return all sequences of three letters in a text, whose ends count as letters."""
+    padded = f"  {letters}  "
+    return frozenset(padded[at : at + 3] for at in range(len(padded) - 2))
 
 
 _PACKAGE: Final = str(Path(__file__).parents[1])

@@ -2,7 +2,7 @@
 runs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from itertools import chain
@@ -13,6 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from onnxamp import _base
+from onnxamp._base.errors import suggestion
 from onnxamp._base.extensions import extensions
 from onnxamp._base.public import no_collections
 from onnxamp._cli.door import door, note_words
@@ -102,6 +103,8 @@ class _DataCommand(click.Command):
                 unknown = error.option_name
             hint = told_of_other_tools(typed, unknown)
             hint = hint or self._one_dash(typed, unknown)
+            if hint is None and unknown is not None:
+                raise _no_such_option(unknown, self.params, ctx) from None
             if hint is None:
                 raise
             raise click.UsageError(hint, ctx) from None
@@ -199,6 +202,15 @@ def _sentence(name: str, meaning: str, tools: Sequence[str]) -> str:
     return f"{owners} {name} is onnxamp's {meaning}."
 
 
+def _no_such_option(
+    typed: str, known: Iterable[click.Parameter], ctx: click.Context
+) -> click.NoSuchOption:
+    """Return the error about an unknown option, which proposes the nearest one."""
+    names = [name for item in known for name in item.opts if name[:2] == "--"]
+    message = f"No such option {typed!r}.{suggestion(names, typed)}"
+    return click.NoSuchOption(typed, message, ctx=ctx)
+
+
 class _LazyGroup(click.Group):
     """Makes a command when it is called."""
 
@@ -220,16 +232,18 @@ class _LazyGroup(click.Group):
         """Return the command that is called. The error about a misspelled one suggests the nearest name."""
         typed = args[0]
         if typed not in COMMANDS and typed[:1] != "-" and not ctx.resilient_parsing:
-            from difflib import get_close_matches  # noqa: PLC0415 - few are misspelled
-
-            for near in get_close_matches(typed, COMMANDS, 1):
-                ctx.fail(f"No such command {typed!r}. Did you mean {near!r}?")
+            near = suggestion(COMMANDS, typed)
+            if near:
+                ctx.fail(f"No such command {typed!r}.{near}")
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the words before the command."""
         note_words(ctx, args)
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise _no_such_option(error.option_name, self.params, ctx) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         """Parse the command's own words, and run it."""

@@ -89,7 +89,8 @@ def show(
     from onnxamp._cli.printing import print_in  # noqa: PLC0415 - quiet commands print nothing
 
     verbose = getattr(given, "verbose", False)
-    print_in(given.format, report, kind, facts, verbose=verbose)
+    is_asked = getattr(given, "provider", None) is not None
+    print_in(given.format, report, kind, facts, verbose=verbose, is_asked=is_asked)
 
 
 def validation_options(given: Given) -> Validation:

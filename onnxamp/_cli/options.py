@@ -13,7 +13,7 @@ from typing import Any, Final
 import click
 from click.shell_completion import CompletionItem
 
-from onnxamp._base.errors import MissingPackageError, OnnxAmpError
+from onnxamp._base.errors import MissingPackageError, OnnxAmpError, suggestion
 from onnxamp._base.extensions import extensions
 from onnxamp._base.paths import as_path, is_remote
 from onnxamp._facts.tables import read_table, target_names
@@ -70,7 +70,21 @@ class _Positive(click.FloatRange):
     name = _Number.name
 
 
-class _Words(click.Choice[str]):
+class _Choice(click.Choice[str]):
+    """Words whose error proposes the nearest one."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """Return the word as it is listed."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            near = suggestion(self.choices, str(value))
+            self.fail(f"{error.message}{near}", param, ctx)
+
+
+class _Words(_Choice):
     """Words in upper or lower case, and the usual short names of types."""
 
     def __init__(self, words: Sequence[str], named: str) -> None:
@@ -88,7 +102,8 @@ class _Words(click.Choice[str]):
             value = _checked("dtype")(value)
         if self.named and str(value).lower() not in self.choices:
             self.fail(
-                f"{value!r} is not one of {', '.join(self.choices)} and {self.named}:NAME,....",
+                f"{value!r} is not one of {', '.join(self.choices)} and {self.named}:NAME,...."
+                f"{suggestion(self.choices, str(value))}",
                 param,
                 ctx,
             )
@@ -106,7 +121,7 @@ class _Level(click.Choice[str]):
         text = str(value).lower()
         level = words.get(text) or words.get(f"o{text}")
         return level or self.fail(
-            f"{value!r} is not a level: choose one of {', '.join(self.choices)}.",
+            f"{value!r} is not a level: choose one of {', '.join(self.choices)}.{suggestion(self.choices, text)}",
             param,
             ctx,
         )
@@ -333,7 +348,7 @@ def _type_of(row: OptionRow) -> tuple[Any, str | None]:
         case "level":
             return _Level(words_of(row)), None
         case "choice" | "preset":
-            return click.Choice(words_of(row)), None
+            return _Choice(words_of(row)), None
         case "flag":
             return None, None
         case name if name in extensions("types"):

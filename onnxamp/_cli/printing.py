@@ -9,7 +9,7 @@ from onnxamp._base.errors import printable
 from onnxamp._cli.door import note_report, printing
 from onnxamp._report.formats import as_markdown, document
 from onnxamp._report.parts import Report
-from onnxamp._report.terminal import fitted, print_report
+from onnxamp._report.terminal import fitted, is_screen, make_console, print_report
 
 
 def print_warning(text: str) -> None:
@@ -24,8 +24,15 @@ def print_in(
     facts: Callable[[], Mapping[str, Any]],
     *,
     verbose: bool,
+    is_asked: bool,
 ) -> None:
     """Print the facts as JSON of a kind, or the report, in Markdown or as it is.
+
+    Args:
+        form: the format.
+        report, kind, facts: what is printed.
+        verbose: with all details.
+        is_asked: whether the user chose the provider that models ran on.
 
     Raises:
         OutputError: standard output cannot be written. BrokenPipeError: its reader is gone.
@@ -38,4 +45,21 @@ def print_in(
         elif form == "markdown":
             click.echo(f"{as_markdown(report(), verbose=verbose)}\n")
         else:
-            print_report(report(), verbose=verbose, brief=form == "line")
+            shown = report()
+            print_report(shown, verbose=verbose, brief=form == "line")
+            if not is_asked:
+                _note_idle_gpu(shown)
+
+
+def _note_idle_gpu(report: Report) -> None:
+    """Say on a terminal that models ran on the CPU although a package for GPUs is installed.
+
+    Logs and other programs read the engine in the report, which names the CPU.
+    """
+    on_cpu = report.ran and report.ran[0].startswith("CPU")
+    if not on_cpu or not is_screen(make_console(stderr=True)):
+        return
+    from onnxamp._runtime.session import idle_gpu  # noqa: PLC0415 - models ran, so it is imported
+
+    if text := idle_gpu():
+        click.echo(f"Note: {fitted(text, 'Note: ')}", err=True)

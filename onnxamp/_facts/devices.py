@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Final, NamedTuple
 
-from onnxamp._base.errors import ArgumentError
+from onnxamp._base.errors import ArgumentError, suggestion
 from onnxamp._facts.tables import read_table
 
 DEFAULT_DEVICE: Final = "A100"
@@ -50,7 +50,7 @@ def device_called(name: str) -> Device:
     device = devices().get(name)
     if device is None:
         raise ArgumentError(
-            f"Unknown device {name!r}: choose one of {', '.join(devices())}."
+            f"Unknown device {name!r}: choose one of {', '.join(devices())}.{suggestion(devices(), name)}"
         )
     return device
 

@@ -23,7 +23,12 @@ from typing import Any, Final, TypeAlias
 
 import onnx.defs
 
-from onnxamp._base.errors import ArgumentError, ArgumentTypeError, OpsetError
+from onnxamp._base.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    OpsetError,
+    suggestion,
+)
 from onnxamp._base.optional import has_runtime
 from onnxamp._base.paths import as_path, cannot_read
 from onnxamp._base.public import active_within
@@ -512,7 +517,7 @@ def _declared(row: Any) -> CustomOp:
         )
     if unknown := sorted(row.keys() - set(names)):
         raise ArgumentError(
-            f"A custom op has no {unknown[0]!r}: choose from {', '.join(names)}."
+            f"A custom op has no {unknown[0]!r}: choose from {', '.join(names)}.{suggestion(names, unknown[0])}"
         )
     if missing := [name for name in names[:4] if name not in row]:
         raise ArgumentError(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Final, NamedTuple
 
-from onnxamp._base.errors import ArgumentError, ArgumentTypeError, warn
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError, suggestion, warn
 from onnxamp._base.optional import has_runtime, require
 from onnxamp._facts.dtypes import FLOAT32_BYTES, Format
 from onnxamp._facts.tables import (
@@ -289,5 +289,6 @@ def check_target(target: object) -> str:
         also = "or add a version of ONNX Runtime, as in 'cuda@1.24'"
         raise ArgumentError(
             f"Unknown target {target!r}: choose one of {', '.join(targets())} and {AUTO}, {also}."
+            f"{suggestion((*targets(), AUTO), device)}"
         )
     return versioned(device, version) if at else target

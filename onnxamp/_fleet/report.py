@@ -24,10 +24,12 @@ from onnxamp._report.parts import (
 
 
 def status_of(row: ModelOutcome) -> Status:
-    """Return the verdict on a model; it is unknown if the model was not validated."""
+    """Return the verdict on a model, as its own report has it; it is unknown if the model was not validated."""
     if row.has_failed:
         return Status.FAILED
-    return Status.UNKNOWN if row.message else Status.PASSED
+    if row.message:
+        return Status.UNKNOWN
+    return Status.NO_GAIN if row.drawback else Status.PASSED
 
 
 def batch_report(report: FolderReport) -> Report:

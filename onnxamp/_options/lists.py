@@ -3,13 +3,12 @@
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import cache
 from typing import Any, Final, Literal, get_args
 
 import onnx.defs
 
-from onnxamp._base.errors import NEAR, ArgumentError, ArgumentTypeError
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError, nearest, suggestion
 from onnxamp._facts.kernels import kernel_table
 from onnxamp._facts.tables import read_table
 from onnxamp._facts.targets import with_kernels
@@ -74,7 +73,7 @@ def preset(lists: str) -> Preset:
         )
     if lists not in PRESETS:
         raise ArgumentError(
-            f"Unknown lists {lists!r}: choose one of {', '.join(PRESETS)}."
+            f"Unknown lists {lists!r}: choose one of {', '.join(PRESETS)}.{suggestion(PRESETS, lists)}"
         )
     return _read_preset(lists)
 
@@ -184,8 +183,8 @@ def nearest_name(name: str, more: AbstractSet[str] = frozenset()) -> str | None:
         for known in sorted(names):
             spelled[known.lower()] = known
     bare = name.lower().removeprefix("nn.").removeprefix("ops.")
-    near = get_close_matches(bare, sorted(spelled), 1, NEAR)
-    return spelled[near[0]] if near else None
+    near = nearest(sorted(spelled), bare)
+    return None if near is None else spelled[near]
 
 
 @door

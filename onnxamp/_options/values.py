@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 from onnx.defs import onnx_opset_version
 
-from onnxamp._base.errors import ArgumentError, ArgumentTypeError
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError, nearest, suggestion
 from onnxamp._facts.dtypes import Range
 
 LevelName = Literal["O0", "O1", "O2", "O3", "auto"]
@@ -58,7 +58,7 @@ def check_level(level: object) -> Level:
     match = next((known for known in Level if known.lower() == level.lower()), None)
     if match is None:
         raise ArgumentError(
-            f"Unknown level {level!r}: choose one of {', '.join(Level)}."
+            f"Unknown level {level!r}: choose one of {', '.join(Level)}.{suggestion(Level, level)}"
         )
     return match
 
@@ -308,10 +308,8 @@ def compiled(what: str, patterns: Iterable[str]) -> tuple[re.Pattern[str], ...]:
 
 def meant(name: str, known: Sequence[str]) -> str:
     """Return the end of a message about an unknown name: the nearest name, or all names."""
-    from difflib import get_close_matches  # noqa: PLC0415 - few runs need it
-
-    near = get_close_matches(name, known, 1, 0.5)
-    return f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}."
+    near = nearest(known, name)
+    return f"did you mean {near!r}?" if near else f"choose from {', '.join(known)}."
 
 
 OpsetWord = Literal["auto", "keep"]

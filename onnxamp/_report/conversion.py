@@ -215,7 +215,7 @@ def _speed_up(conversion: Conversion) -> Iterator[Figure]:
         f"{name} {'×'.join(map(str, dims)) or 'a scalar'}" for name, dims in shapes
     )
     shown = sizes if len(sizes) <= _SIZES else "the inputs' sizes"
-    remark = f"estimate for {expected.device} at {shown}, not measured: onnxamp bench measures it"
+    remark = f"estimate for {expected.device}, not measured, at {shown}"
     factor = f"{expected.factor:.2f}×"
     yield Figure("speed-up", factor, remark, f"estimated speed-up {factor}")
 

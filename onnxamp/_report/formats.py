@@ -210,6 +210,7 @@ def _parts(parts: Iterable[Part], *, verbose: bool) -> Iterator[str]:
         elif isinstance(part, Bars):
             yield from _table(bars_table(part), verbose=verbose)
         elif isinstance(part, Gauges):
+            yield _text(part.legend)
             yield from _table(gauges_table(part), verbose=verbose)
         elif isinstance(part, Figure):
             yield from _figures([part])

@@ -14,8 +14,8 @@ _BELOW: Final = 22
 _ABOVE: Final = 4
 """Powers of two of the axis above it."""
 
-_LEGEND: Final = "Full: seen on samples; half: inputs made to be hard; light: no input comes further. Each step doubles."
-"""What the parts of a gauge are, by their shades, which differ in color on the page."""
+_LEGEND: Final = "Full: seen on samples; half: inputs made to be hard; light: no input comes further."
+"""The parts of a gauge by their shades; the page, which has colors, has its own legend."""
 
 
 def headroom_section(rooms: Sequence[Room], dtype: str) -> Section:
@@ -26,13 +26,13 @@ def headroom_section(rooms: Sequence[Room], dtype: str) -> Section:
     limit = low.max_finite
     gauges = tuple(_gauge(room, limit) for room in rooms)
     columns = ("value", "seen", "stressed", "proven", f"largest |x|, to {limit:g}")
-    told = f"Values with the least headroom in {dtype}. {_LEGEND}"
+    told = f"Values with the least headroom in {dtype}. Each step doubles."
     if all(room.seen is None for room in rooms):
         told += " --inputs shows how far samples come."
     return section(
         "Headroom",
         hint(told),
-        Gauges(columns, gauges, _BELOW / (_BELOW + _ABOVE)),
+        Gauges(columns, gauges, _BELOW / (_BELOW + _ABOVE), _LEGEND),
     )
 
 

@@ -18,7 +18,7 @@ GAP: Final = 2
 FOLDED: Final = 20
 """Width that names and prose keep while there is a column to leave out."""
 _WORD: Final = 12
-"""The same for a word in the title of a column of numbers."""
+"""The same for a word in the title of a column of numbers, and for a name in a sentence."""
 _GLUE: Final = "\ue000"
 """Replaces the space between a number and its unit while lines are folded, because rich also folds at
 no-break spaces.
@@ -80,9 +80,13 @@ def unaligned(part: Table, rows: Sequence[TableRow]) -> Iterator[Text]:
 def column_widths(
     part: Table, columns: Sequence[Sequence[Text]], room: int
 ) -> Mapping[int, int]:
-    """Return the columns to show, each with its width. Numbers are never cut; what is left is shared by the others."""
+    """Return the columns to show, each with its width.
+
+    Numbers and drawings are never cut; what is left is shared by the others.
+    """
     every = range(len(columns))
-    least = [_least(columns[at], is_whole=at in part.right) + GAP for at in every]
+    uncut = {*part.right, *part.drawn}
+    least = [_least(columns[at], is_whole=at in uncut) + GAP for at in every]
     natural = [natural_width(column) + GAP for column in columns]
     shown = list(every)
     for at in _leaving(part, columns):
@@ -90,9 +94,9 @@ def column_widths(
             shown.remove(at)
     widths = {at: natural[at] for at in shown}
     if sum(widths.values()) > room:
-        widths |= {at: least[at] for at in shown if at in part.right}
-        flexible = sorted(set(shown) - set(part.right), key=natural.__getitem__)
-        rest = room - sum(widths[at] for at in shown if at in part.right)
+        widths |= {at: least[at] for at in shown if at in uncut}
+        flexible = sorted(set(shown) - uncut, key=natural.__getitem__)
+        rest = room - sum(widths[at] for at in shown if at in uncut)
         # Columns that need less than their share leave the rest of it to wider ones.
         for number, at in enumerate(flexible):
             share = max(rest // (len(flexible) - number), GAP + 1)
@@ -118,6 +122,17 @@ def middle_cut(text: str, width: int) -> str:
     while cell_len(tail) > room:
         tail = tail[1:]
     return f"{head}…{tail}"
+
+
+def name_cut(sentence: str, room: int) -> str:
+    """Return a sentence whose longest name loses its middle if that is too long for so many columns."""
+    safe = printable(sentence)
+    excess = cell_len(safe) - room
+    longest = max(safe.split(" "), key=cell_len)
+    length = max(cell_len(longest) - excess, _WORD)
+    if excess <= 0 or cell_len(longest) <= FOLDED:
+        return safe
+    return safe.replace(longest, middle_cut(longest, length), 1)
 
 
 def text_of(text: str, style: str = "") -> Text:

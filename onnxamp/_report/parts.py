@@ -85,7 +85,8 @@ class Table(NamedTuple):
     """Rows under titles; the columns whose positions are in ``right`` hold numbers.
 
     ``shown`` limits the rows on the terminal, where -v shows all of them. ``key`` names the rows on the page
-    (``key-0``, ``key-1``, ...). On a narrow terminal, the columns in ``prose`` are folded, names lose their middle, and
+    (``key-0``, ``key-1``, ...). The columns in ``drawn`` hold drawings, which no terminal cuts. On a narrow terminal,
+    the columns in ``prose`` are folded, names lose their middle, and
     then the columns in ``drop`` are left out, in this order; if it is None, from the right, all but the first.
     """
 
@@ -96,6 +97,7 @@ class Table(NamedTuple):
     key: str = ""
     prose: Sequence[int] = ()
     drop: Sequence[int] | None = None
+    drawn: Sequence[int] = ()
 
 
 class Statement(NamedTuple):
@@ -144,11 +146,15 @@ class Gauge(NamedTuple):
 
 
 class Gauges(NamedTuple):
-    """Magnitudes of several values on one logarithmic axis; ``limit`` is the share of it where the type ends."""
+    """Magnitudes of several values on one logarithmic axis.
+
+    ``limit`` is the share of the axis where the type ends, ``legend`` what its characters mean on a terminal.
+    """
 
     columns: tuple[str, ...]
     gauges: tuple[Gauge, ...]
     limit: float
+    legend: str
 
 
 Part: TypeAlias = Table | Statement | Bars | Gauges | Figure
@@ -376,7 +382,8 @@ def gauges_table(part: Gauges) -> Table:
         TableRow((gauge.label, *gauge.texts, _line(gauge, part.limit)))
         for gauge in part.gauges
     ]
-    return table("headroom", rows)._replace(columns=part.columns)
+    drawn = (len(part.columns) - 1,)
+    return table("headroom", rows)._replace(columns=part.columns, drawn=drawn)
 
 
 def _line(gauge: Gauge, limit: float) -> str:

@@ -32,6 +32,7 @@ from onnxamp._report.layout import (
     grid_of,
     hanging,
     middle_cut,
+    name_cut,
     natural_width,
     text_of,
     unaligned,
@@ -51,6 +52,7 @@ from onnxamp._report.parts import (
     Table,
     bars_table,
     gauges_table,
+    hint,
     listed_parts,
     problems,
     shown_rows,
@@ -64,6 +66,8 @@ _SCREEN: Final = 20
 """Lines after which the verdict is repeated."""
 _MEMBERS: Final = 3
 """The number of members of a statement that are shown without -v."""
+_MORE: Final = " …"
+"""The end of a sentence that is not shown whole."""
 _FOLDS: Final = 2
 """Lines of a sentence in a short report."""
 _FIGURES: Final = 3
@@ -112,7 +116,7 @@ def fitted(text: str, prefix: str = "") -> str:
     if not is_screen(console):
         return text
     lines = text_of(text).wrap(console, console.width - len(prefix))
-    return "\n".join(line.plain for line in lines).translate(SHOWN)
+    return "\n".join(line.plain.rstrip() for line in lines).translate(SHOWN)
 
 
 def _columns() -> int:
@@ -197,7 +201,12 @@ class _Rendering:
         more = [_more(shown, printer.width)] if shown and not is_bare else []
         last = printer.lines(*more)
         head = _short_head(report, printer, whole=self.whole, is_bare=is_bare)
-        lines = printer.lines(*head)[: limit - len(last)]
+        lines = printer.lines(*head)
+        if len(lines) > limit - len(last):  # what to do matters more than the files
+            head = _short_head(
+                report._replace(models=()), printer, whole=self.whole, is_bare=is_bare
+            )
+            lines = printer.lines(*head)[: limit - len(last)]
         room = limit - len(lines) - len(last)
         warned = printer.lines(*(printer.first(item) for item in problems(report)))
         kept = min(len(report.figures), _FIGURES) + 1
@@ -225,11 +234,11 @@ class _Rendering:
         figures = Grid.grid(padding=(0, GAP, 0, 0))
         for is_number in (False, False, True, False):
             figures.add_column(no_wrap=is_number, overflow="fold")
-        for figure in parts:
-            if isinstance(figure, Figure):
-                figures.add_row(
-                    "", *map(text_of, (figure.label, figure.value, figure.remark))
-                )
+        shown = [part for part in parts if isinstance(part, Figure)]
+        room = _ENDLESS if self.whole else _FOLDS * _remark_room(shown, width)
+        for figure in shown:
+            told = (figure.label, figure.value, name_cut(figure.remark, room))
+            figures.add_row("", *map(text_of, told))
         if figures.row_count:
             yield figures
         for part in listed_parts(parts):
@@ -240,6 +249,7 @@ class _Rendering:
             elif isinstance(part, Bars):
                 yield from self._table(bars_table(part), width)
             elif isinstance(part, Gauges):
+                yield from self._item(hint(part.legend))
                 yield from self._table(gauges_table(part), width)
 
     def _item(self, item: Statement) -> Iterator[RenderableType]:
@@ -299,12 +309,17 @@ class _Printer:
 
     def start(self, text: Text, indent: int) -> Text:
         """Return the first lines of a long text."""
-        lines = text.wrap(self.console, self.width - indent)
+        width = self.width - indent
+        lines = text.wrap(self.console, width)
         if len(lines) <= _FOLDS:
             return text
-        first = Text(" ").join(lines[:_FOLDS])
-        first.rstrip()
-        return first.append(" …")
+        *whole, last = lines[:_FOLDS]
+        last.rstrip()
+        # The mark stands on the last line, so words at its end make room for it.
+        while last.cell_len > width - len(_MORE) and " " in last.plain:
+            last.right_crop(last.cell_len - last.plain.rstrip().rfind(" "))
+        first = Text(" ").join([*whole, last])
+        return first.append(_MORE)
 
     def first(self, item: Statement) -> Grid:
         """Return the first lines of a message."""
@@ -336,14 +351,25 @@ def _more(titles: Sequence[str], width: int) -> Grid:
 
 def _figure_lines(figures: Sequence[Figure], width: int) -> Iterator[Text]:
     """Yield key figures, each in a line of its own."""
-    rows = [list(map(text_of, (one.label, one.value, one.remark))) for one in figures]
+    room = _remark_room(figures, width)
+    rows = [
+        list(map(text_of, (one.label, one.value, name_cut(one.remark, room))))
+        for one in figures
+    ]
     widths = [max(row[at].cell_len for row in rows) for at in (0, 1)]
     for label, value, remark in rows:
-        remark.truncate(max(width - sum(widths) - 3 * GAP, 1), overflow="ellipsis")
+        remark.truncate(room, overflow="ellipsis")
         line = Text(" " * GAP, no_wrap=True, overflow="ignore")
         for text, size in zip((label, value), widths, strict=True):
             line.append_text(text).append(" " * (size - text.cell_len + GAP))
         yield line.append_text(remark)
+
+
+def _remark_room(figures: Sequence[Figure], width: int) -> int:
+    """Return the columns that labels and values leave to remarks."""
+    labels = max((cell_len(one.label) for one in figures), default=0)
+    values = max((cell_len(one.value) for one in figures), default=0)
+    return max(width - labels - values - 3 * GAP, 1)
 
 
 def _fitting(names: Sequence[str], room: int) -> str:
@@ -371,8 +397,11 @@ def _short_head(
         yield hanging(MARKS[verdict.status], sentence)
     task = f"   {report.task}" if verdict is not None else ""
     if report.models:
+        models = [*map(printable, report.models)]
         least = _ENDLESS if whole else room - cell_len(task)
-        names = _fitting([*map(printable, report.models)], least)
+        names = _fitting(models, least)
+        if cell_len(names) > least:  # the verdict names the command and the type
+            names, task = _fitting(models, room), ""
         line = Text.assemble("  ", text_of(names), text_of(task, "dim"))
         line.no_wrap = True
         line.overflow = "ignore"

@@ -17,7 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from onnxamp._base.errors import ArgumentError, ArgumentTypeError, RuntimeFailure
+from onnxamp._base.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    RuntimeFailure,
+    suggestion,
+)
 from onnxamp._base.optional import require_runtime
 from onnxamp._base.threads import Once
 from onnxamp._facts.providers import BUILT_IN, is_plugin
@@ -48,6 +53,7 @@ from onnxamp._runtime.values import (
     is_foreign,
     to_value,
 )
+from onnxamp._runtime.versions import runtime_package
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -63,6 +69,12 @@ ProviderOptions: TypeAlias = list[tuple[str, dict[str, str]]]
 
 _CUDA: Final = "CUDAExecutionProvider"
 _CPU: Final = "CPUExecutionProvider"
+_OTHER_GPUS: Final = (
+    "DmlExecutionProvider",
+    "ROCMExecutionProvider",
+    "MIGraphXExecutionProvider",
+)
+"""Providers of GPU packages on which onnxamp runs no models."""
 EXACT: Final[Mapping[str, str]] = {
     "use_tf32": "0",
     "cudnn_conv_algo_search": "HEURISTIC",
@@ -97,7 +109,7 @@ def choose_provider(wanted: Provider | None) -> Provider:
             known = ", ".join((*BUILT_IN, *plugins()))
             raise ArgumentError(
                 f"Unknown provider {wanted!r}: choose one of {known}, or the package of a plugin provider of ONNX"
-                " Runtime, such as onnxruntime-ep-webgpu."
+                f" Runtime, such as onnxruntime-ep-webgpu.{suggestion((*BUILT_IN, *plugins()), wanted)}"
             )
         engine_called(wanted)
     if wanted == "cuda" and not cuda_available():
@@ -133,6 +145,24 @@ def cuda_trouble() -> str | None:
         "ONNX Runtime cannot load its CUDA provider: pip install 'onnxruntime-gpu[cuda,cudnn]'"
         f" installs its libraries{hint}"
     )
+
+
+def idle_gpu() -> str | None:
+    """Return a sentence about an installed GPU package whose GPU no session can use here; None if there is none."""
+    import onnxruntime as ort  # noqa: PLC0415 - costs 0.1 s
+
+    offered = ort.get_available_providers()
+    others = [name for name in _OTHER_GPUS if name in offered]
+    if _CUDA not in offered and not others:
+        return None
+    if cuda_available():
+        return None
+    found = "found no GPU"
+    if device_present():
+        found = "cannot use its GPU (--provider cuda says why)"
+    elif others:
+        found = f"has a GPU provider that onnxamp does not use ({others[0]})"
+    return f"{runtime_package()} {found}, so models ran on the CPU."
 
 
 def _preload(preload: Callable[..., None]) -> str:

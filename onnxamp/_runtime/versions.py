@@ -9,6 +9,18 @@ def runtime_version() -> str:
     return _installed("onnxruntime-gpu", "onnxruntime")
 
 
+def runtime_package() -> str:
+    """Return the package of ONNX Runtime that is installed, with its version, as in "onnxruntime-gpu 1.31.1"."""
+    known = (
+        "onnxruntime-gpu",
+        "onnxruntime-directml",
+        "onnxruntime-rocm",
+        "onnxruntime",
+    )
+    name = next(filter(_installed, known), "ONNX Runtime")
+    return f"{name} {_installed(name)}".rstrip()
+
+
 def own_version() -> str:
     """Return the version of onnxamp; "" for a checkout that is on Python's path, but not installed."""
     return _installed("onnxamp")

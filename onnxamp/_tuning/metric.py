@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from onnxamp._base.errors import ArgumentError, ArgumentTypeError
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError, suggestion
 from onnxamp._numerics.detections import compare_matched
 from onnxamp._numerics.metrics import TensorDiff
 from onnxamp._numerics.user_functions import Accept, called, imported, name_of
@@ -125,6 +125,7 @@ def make_metric(
     elif name not in {"auto", *METRICS}:
         raise ArgumentError(
             f"Unknown metric {name!r}: choose one of auto, {', '.join(METRICS)}, or 'package:function'."
+            f"{suggestion(('auto', *METRICS), name)}"
         )
     else:
         if name == "auto":

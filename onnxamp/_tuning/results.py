@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from onnx import ModelProto
 
-from onnxamp._base.errors import ArgumentError
+from onnxamp._base.errors import ArgumentError, suggestion
 from onnxamp._base.public import Shown
 from onnxamp._convert.plan import Plan
 from onnxamp._facts.devices import device_called
@@ -58,7 +58,7 @@ class Search:
             )
         if self.times not in TIMES:
             raise ArgumentError(
-                f"Unknown times {self.times!r}: choose one of {', '.join(TIMES)}."
+                f"Unknown times {self.times!r}: choose one of {', '.join(TIMES)}.{suggestion(TIMES, str(self.times))}"
             )
 
     def check_state(self, state: "StateLike") -> None:

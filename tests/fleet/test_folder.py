@@ -415,7 +415,7 @@ def test_the_table() -> None:
     Path("in/text.onnx").write_text("x")
     result = run("convert", "in", "-o", "out", "--level", "O3", "--no-hazards", "--jobs", "1", "--no-cure")
     assert result.exit_code == 1
-    rows = [line.strip(" ✔✘").split() for line in result.stdout.splitlines() if line.strip()]
+    rows = [line.strip(" ✔✘!").split() for line in result.stdout.splitlines() if line.strip()]
     table = {row[0]: row for row in rows}
     assert table["sub/fine.onnx"][1:7] == ["converted", "1", "of", "1", "+2", table["sub/fine.onnx"][6]]
     assert table["norm.onnx"][1] == table["text.onnx"][1] == "failed"

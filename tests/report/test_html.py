@@ -21,6 +21,8 @@ from onnxamp._audit import Finding
 from onnxamp._base.state import as_data
 from onnxamp._decide.verdicts import title_of
 from onnxamp._facts.dtypes import FORMATS
+from onnxamp._fleet.index import write_index
+from onnxamp._fleet.outcome import FolderReport, ModelOutcome
 from onnxamp._numerics.results import Cure, Judgement
 from onnxamp._report import named, number, percent
 from onnxamp._report.comparison import diff_report
@@ -531,3 +533,15 @@ def test_a_real_conversion(tmp_path: Path) -> None:
     assert precisions.count("float16") == made.summary.nodes["low"]
     assert precisions.count("float32") == made.summary.nodes["float32"]
     assert {row.why for row in page.nodes if row.precision == "float32"} >= {title_of("decomposed pattern")}
+
+
+def test_the_index_of_a_folder_names_what_is_worse(tmp_path) -> None:
+    """In the row by its mark, and below the table by a sentence."""
+    slow = ModelOutcome("slow.onnx", "converted", low=3, nodes=4, drawback="but slower by the estimate (0.95×)")
+    fast = ModelOutcome("fast.onnx", "converted", low=4, nodes=4)
+    folder = FolderReport(tmp_path, tmp_path, 1, 0.5, (slow, fast))
+    write_index(folder, tmp_path / "index.html")
+    page = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert '<tr class="no-gain">' in page
+    assert '<tr class="passed">' in page
+    assert "Converted, but slower by the estimate (0.95×)" in page

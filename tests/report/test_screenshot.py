@@ -23,7 +23,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
 
 PICTURE = ROOT / "docs" / "report.png"
-WIDTH, HEIGHT = 1100, 1420
+WIDTH, HEIGHT = 1100, 1440
 """Pixels: down to the end of the ranges, which the edge does not cut."""
 CELL = 20
 """Pixels of a square whose mean color is compared."""

@@ -26,6 +26,7 @@ from onnxamp._report import glued, named, said
 from onnxamp._report.html import Page
 from onnxamp._report.html.nodes import NodeRow, ValueRow
 from onnxamp._report.html.plot import plot_of
+from onnxamp._report.layout import middle_cut
 from onnxamp._report.parts import Part, Report, listed_parts
 from onnxamp._tuning.results import Tuned
 
@@ -40,6 +41,10 @@ _SCRIPTS: Final = (
     "candidates.js",
     "main.js",
 )
+_LONGEST_WORD: Final = 40
+"""Characters of a name in a remark below a figure: more would make a third line."""
+_LONGEST_CELL: Final = 72
+"""Characters of a name in a table: two lines on a phone."""
 _ESCAPES: Final = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
 
@@ -121,6 +126,8 @@ def _environment() -> "Environment":
     environment.filters |= {
         "whole": _whole,
         "glued": _glued,
+        "short": _short,
+        "cut": _cut,
         "at": "{:.2f}".format,
         "listed": listed_parts,
     }
@@ -142,6 +149,18 @@ def _whole(command: str) -> Markup:
 def _glued(text: str) -> Markup:
     """Return text as it can be shown, in which numbers keep their units."""
     return Markup(glued(str(escape(said(text)))).replace("\xa0", "&nbsp;"))  # noqa: S704 - it is escaped
+
+
+def _short(text: str) -> Markup:
+    """Return a remark whose long names lose their middle, and may be broken between their parts."""
+    words = (middle_cut(word, _LONGEST_WORD) for word in printable(text).split(" "))
+    # No entity of escaped text contains a slash.
+    return _glued(" ".join(words)).replace("/", Markup("/<wbr>"))
+
+
+def _cut(name: str) -> str:
+    """Return a name in a table, without its middle if it is long."""
+    return middle_cut(named(name), _LONGEST_CELL)
 
 
 def _is_kind(part: Part, kind: str) -> bool:

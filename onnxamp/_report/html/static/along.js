@@ -8,8 +8,9 @@ let goTo = () => {};
 
 /** Nodes in sight, at most one column of them per pixel; what the tracks draw is summed up per column. */
 const makeColumns = (width) => {
-  const left = width < 560 ? 52 : 68;
-  const right = width < 560 ? 44 : 130;
+  // The left margin holds the names of limits, so that none stands over what is drawn; the right one, the histogram.
+  const left = 104;
+  const right = width < 560 ? 12 : 130;
   const span = sight.to - sight.from;
   const plot = Math.max(60, width - left - right);
   const total = Math.min(span, Math.floor(plot));
@@ -22,7 +23,8 @@ const makeColumns = (width) => {
     while (k > 0 && first[k] > i) k--;
     return k;
   };
-  return { left, right, width, plot, total, first, step, find, x: (k) => left + k * step, middle: (k) => left + (k + 0.5) * step };
+  const crowded = total < span;
+  return { left, right, width, plot, total, first, step, crowded, find, x: (k) => left + k * step, middle: (k) => left + (k + 0.5) * step };
 };
 
 /** The node that stands for a column: the one with a problem, else a Cast, else the one with the largest error. */
@@ -43,6 +45,7 @@ const draw = () => {
   const width = figure.clientWidth;
   if (!width || !count) return;
   columns = makeColumns(width);
+  legend(columns);
   const tracks = [precisionTrack, errorTrack, rangeTrack].map((make) => make(columns)).filter(Boolean);
   const all = svg("svg", { role: "img", "aria-hidden": "true" });
   let y = 4;

@@ -96,6 +96,14 @@ const fill = (node, attributes, children) => {
   node.append(...children);
   return node;
 };
+/** Characters of a name in a table: two lines on a phone. */
+const LONGEST = 72;
+/** A name without its middle if it is long: its ends tell names apart. */
+const shortened = (name) => {
+  const letters = [...name];
+  const half = LONGEST / 2;
+  return letters.length > LONGEST ? [...letters.slice(0, half - 1), "…", ...letters.slice(-half)].join("") : name;
+};
 /** A name that may be broken after its separators, and whose last part stands out from the path to it. */
 const breakable = (name) => {
   const cut = name.slice(0, -1).lastIndexOf("/") + 1;

@@ -35,7 +35,6 @@ byId("copy")?.addEventListener("click", async () => {
 startCandidates();
 if (count) {
   startTable();
-  legend();
   goTo = reach;
   startFigure();
 }

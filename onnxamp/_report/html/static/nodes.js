@@ -100,7 +100,7 @@ const cell = (key, i, isOpen) => {
     const mark = trouble ? [element("span", { class: "dot", role: "img", "aria-label": nodes.level[i] > 2 ? "error" : "warning" })] : [];
     return element("td", { class: `muted position ${trouble ? `level-${nodes.level[i]}` : ""}` }, ...mark, whole(i));
   }
-  if (key === "name") return element("td", { class: "name" }, element("button", { type: "button", "aria-expanded": String(isOpen) }, breakable(nodes.name[i])));
+  if (key === "name") return element("td", { class: "name" }, element("button", { type: "button", "aria-expanded": String(isOpen) }, breakable(isOpen ? nodes.name[i] : shortened(nodes.name[i]))));
   if (key === "precision") {
     if (!nodes.precision[i]) return element("td");
     const grid = nodes.quantized[i];

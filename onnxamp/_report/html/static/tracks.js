@@ -9,6 +9,18 @@ const HAS_RANGES = values.largest.some((x) => x > 0);
 const box = (x, y, w, h) => `M${x.toFixed(2)} ${y.toFixed(2)}h${w.toFixed(2)}v${h.toFixed(2)}h${(-w).toFixed(2)}z`;
 const label = (c, y, text) => svg("text", { x: c.left - 8, y, "text-anchor": "end" }, text);
 
+/** Pixels between labels of an axis, one below the other. */
+const APART = 13;
+/** Labels of an axis: named lines, which make room for each other downwards, and ticks where these leave room. */
+const axisLabels = (c, named, ticks) => {
+  const placed = [];
+  for (const [at, text] of named.toSorted((a, b) => a[0] - b[0])) {
+    placed.push([Math.max(at, placed.length ? placed[placed.length - 1][0] + APART : at), text]);
+  }
+  const free = ticks.filter(([at]) => placed.every(([other]) => Math.abs(at - other) >= APART));
+  return [...placed, ...free].map(([at, text]) => label(c, at + 4, text));
+};
+
 /** Precision: float32 above the middle line, low below it; Casts, what computes with integers, and problems in rows of their own. */
 const precisionTrack = (c) => {
   const lane = c.total < 80 ? 34 : 40;
@@ -86,8 +98,8 @@ const errorTrack = (c) => {
   if (raw.limit > 0) finite.push(Math.log10(raw.limit));
   const ceiling = Math.ceil(extreme(finite, Math.max, 0) + 0.2);
   const floor = Math.min(ceiling - 2, Math.max(ceiling - DECADES, Math.floor(extreme(finite, Math.min, -6) - 0.2)));
-  const shelfTop = found.some((x) => !Number.isFinite(x)) ? 16 : 0;
-  const shelfLow = found.some((x) => x < 10 ** floor) ? 14 : 0;
+  const shelfTop = found.some((x) => !Number.isFinite(x)) ? 20 : 0;
+  const shelfLow = found.some((x) => x < 10 ** floor) ? 18 : 0;
   const scale = (height - shelfTop - shelfLow) / (ceiling - floor);
   const y = (x) => {
     if (!Number.isFinite(x)) return top + 4;
@@ -96,13 +108,15 @@ const errorTrack = (c) => {
   };
   const parts = [svg("text", { class: "title", x: c.left, y: 11 }, "Relative L2 error")];
   const every = Math.ceil((ceiling - floor) / 6);
+  const ticks = [];
   for (let e = ceiling; e >= floor; e -= every) {
     const at = y(10 ** e);
-    parts.push(svg("line", { class: "grid", x1: c.left, x2: c.left + c.plot, y1: at, y2: at }), label(c, at + 4, power("10", e)));
+    parts.push(svg("line", { class: "grid", x1: c.left, x2: c.left + c.plot, y1: at, y2: at }));
+    ticks.push([at, power("10", e)]);
   }
   if (shelfTop) parts.push(label(c, top + 8, "∞, NaN"));
   if (shelfLow) parts.push(label(c, top + height + 1, found.some((x) => x > 0 && x < 10 ** floor) ? "less" : "0"));
-  parts.push(...rules(c, y), ...errorMarks(c, y, 10 ** floor), ...flag(c, top, height));
+  parts.push(...rules(c, y, ticks), ...errorMarks(c, y, 10 ** floor), ...flag(c, top, height));
   return { height: top + height + 28, parts };
 };
 
@@ -111,18 +125,16 @@ const DECADES = 9;
 
 const extreme = (list, pick, otherwise) => (list.length ? list.reduce((a, b) => pick(a, b)) : otherwise);
 
-/** One rounding, and the limit, as lines with their names at the right. */
-const rules = (c, y) => {
-  const parts = [];
+/** One rounding, and the limit, as lines with their names at the right, or among the ticks if there is no room. */
+const rules = (c, y, ticks) => {
+  const end = c.left + c.plot;
+  const isWide = c.right > 60;
   const lines = [];
-  if (low) lines.push([low.rounding, "one rounding"]);
-  if (raw.limit > 0) lines.push([raw.limit, "limit"]);
-  for (const [x, text] of lines) {
-    const end = c.left + c.plot;
-    parts.push(svg("line", { class: "rule", x1: c.left, x2: end, y1: y(x), y2: y(x) }));
-    if (c.right > 60) parts.push(svg("text", { x: end + 6, y: y(x) + 4 }, `${text} ${number(x, 2)}`));
-  }
-  return parts;
+  if (raw.limit > 0) lines.push([y(raw.limit), `limit ${number(raw.limit, 2)}`]);
+  if (low) lines.push([y(low.rounding), `${isWide ? "one rounding" : "rounding"} ${number(low.rounding, 2)}`]);
+  const parts = lines.map(([at]) => svg("line", { class: "rule", x1: c.left, x2: end, y1: at, y2: at }));
+  if (isWide) parts.push(...lines.map(([at, text]) => svg("text", { x: end + 6, y: at + 4 }, text)));
+  return [...parts, ...axisLabels(c, isWide ? [] : lines, ticks)];
 };
 
 const errorMarks = (c, y, floor) => {
@@ -130,7 +142,6 @@ const errorMarks = (c, y, floor) => {
   let local = "";
   let broken = "";
   let isBroken = true;
-  const crowded = c.total < sight.to - sight.from;
   const radius = c.step >= 6 ? 2.6 : 1.7;
   for (let k = 0; k < c.total; k++) {
     let [most, least, own] = [null, null, null];
@@ -149,7 +160,7 @@ const errorMarks = (c, y, floor) => {
     if (most < floor) isBroken = true;
     accumulated.line += `${isBroken ? "M" : "L"}${at.toFixed(2)} ${y(most).toFixed(2)}${isBroken ? "h0" : ""}`;
     isBroken = most < floor;
-    if (crowded && least !== null) {
+    if (c.crowded && least !== null) {
       accumulated.spread.push(`${at.toFixed(2)} ${y(most).toFixed(2)}`);
       accumulated.low.push(`${at.toFixed(2)} ${y(least).toFixed(2)}`);
     }
@@ -200,7 +211,7 @@ const rangeTrack = (c) => {
   const title = `Range of values${span}${isRescaled ? ", before and after rescaling" : ""}`;
   const parts = [svg("text", { class: "title", x: c.left, y: 11 }, title)];
   parts.push(...backdrop(c, y, floor, ceiling));
-  parts.push(...rangeMarks(c, y), ...marksBefore(c, y), ...edgeNames(c, y));
+  parts.push(...rangeMarks(c, y), ...marksBefore(c, y));
   if (c.right > 60) parts.push(...histogram(c, y, floor, ceiling, scale));
   return { height: top + height + 14, parts };
 };
@@ -231,52 +242,40 @@ const marksBefore = (c, y) => {
 /** Binades beyond the window that the range scale spans at most, thrice where values came from there: what lies farther out stands at its edge. */
 const BEYOND = 10;
 
-/** The names of the window's edges, above the marks. */
-const edgeNames = (c, y) => {
-  if (!low) return [];
-  const name = (x, text, by) => svg("text", { class: "over", x: c.left + 5, y: y(Math.log2(x)) + by }, text);
-  const subnormal = `smallest subnormal ${power("2", Math.round(Math.log2(low.subnormal)))}`;
-  return [
-    name(low.largest, `largest ${low.name} ${number(low.largest)}`, -4),
-    name(low.normal, `smallest normal ${power("2", Math.round(Math.log2(low.normal)))}`, 13),
-    name(low.subnormal, subnormal, 13),
-  ];
-};
-
+/** The window of the low-precision type, with the names of its edges among the ticks of the axis. */
 const backdrop = (c, y, floor, ceiling) => {
   const parts = [];
-  const lines = new Map();
+  const named = [];
   if (low) {
     const [most, normal, least] = [low.largest, low.normal, low.subnormal].map(Math.log2);
     const area = (kind, a, b) => svg("rect", { class: `fill ${kind}`, x: c.left, width: c.plot, y: y(a), height: y(b) - y(a) });
     parts.push(area("window", most, normal), area("edge", normal, least));
-    for (const at of [most, normal, least]) {
-      parts.push(svg("line", { class: "rule", x1: c.left, x2: c.left + c.plot, y1: y(at), y2: y(at) }));
-      lines.set(Math.round(at), true);
-    }
+    const two = (exponent) => power("2", Math.round(exponent));
+    named.push([y(most), `largest ${number(low.largest)}`], [y(normal), `normal ${two(normal)}`], [y(least), `subnormal ${two(least)}`]);
+    for (const [at] of named) parts.push(svg("line", { class: "rule", x1: c.left, x2: c.left + c.plot, y1: at, y2: at }));
   }
   const every = [8, 16, 32, 64].find((step) => (ceiling - floor) / step <= 8) || 128;
+  const ticks = [];
   for (let e = Math.ceil(floor / every) * every; e <= ceiling; e += every) {
-    if (!lines.has(e)) parts.push(svg("line", { class: "grid", x1: c.left - 4, x2: c.left, y1: y(e), y2: y(e) }));
-    parts.push(label(c, y(e) + 4, power("2", e)));
+    parts.push(svg("line", { class: "grid", x1: c.left - 4, x2: c.left, y1: y(e), y2: y(e) }));
+    ticks.push([y(e), power("2", e)]);
   }
-  return parts;
+  return [...parts, ...axisLabels(c, named, ticks)];
 };
 
 /** Low values are blue; what leaves the window is red above it and amber below. float32 values, grey, may leave it. */
 const rangeMarks = (c, y) => {
-  const paths = { "high pale": "", "high dim": "", "low pale": "", low: "", warn: "", bad: "" };
+  const paths = { "high pale": "", high: "", "low pale": "", low: "", warn: "", bad: "" };
   const [floor, ceiling] = low ? [Math.log2(low.subnormal), Math.log2(low.largest)] : [-Infinity, Infinity];
-  const crowded = c.total < sight.to - sight.from;
   const thick = Math.min(8, c.step - (c.step >= 4 ? 1 : 0));
   for (let k = 0; k < c.total; k++) {
     const x = c.middle(k) - thick / 2;
     const piece = (kind, a, b) => { if (b >= a) paths[kind] += box(x, y(b), thick, Math.max(1, y(a) - y(b))); };
     const spans = spansOf(c.first[k], c.first[k + 1]);
-    if (crowded) piece("high pale", spans.high.least, spans.high.most);
-    piece("high dim", ...usual(spans.high, crowded));
-    if (crowded) piece("low pale", Math.max(floor, spans.low.least), Math.min(ceiling, spans.low.most));
-    const [a, b] = usual(spans.low, crowded);
+    if (c.crowded) piece("high pale", spans.high.least, spans.high.most);
+    piece("high", ...usual(spans.high, c.crowded));
+    if (c.crowded) piece("low pale", Math.max(floor, spans.low.least), Math.min(ceiling, spans.low.most));
+    const [a, b] = usual(spans.low, c.crowded);
     piece("low", Math.max(a, floor), Math.min(b, ceiling));
     if (spans.low.least < floor) piece("warn", spans.low.least, Math.min(spans.low.most, floor));
     if (spans.low.most > ceiling) piece("bad", Math.max(spans.low.least, ceiling), spans.low.most);
@@ -331,9 +330,9 @@ const histogram = (c, y, floor, ceiling, scale) => {
     outline += `L${reach} ${y(a).toFixed(2)}L${reach} ${y(z).toFixed(2)}`;
   }
   return [
-    svg("path", { class: "fill low", d: bars }),
+    svg("path", { class: "fill counts", d: bars }),
     svg("path", { class: "outline", d: outline }),
-    svg("rect", { class: "fill low", x, y: 3, width: 8, height: 8 }),
+    svg("rect", { class: "fill counts", x, y: 3, width: 8, height: 8 }),
     svg("text", { x: x + 12, y: 11 }, "largest"),
     svg("rect", { class: "outline", x: x + 56.5, y: 3.5, width: 7, height: 7 }),
     svg("text", { x: x + 68, y: 11 }, "smallest"),
@@ -341,21 +340,28 @@ const histogram = (c, y, floor, ceiling, scale) => {
 };
 
 /** What the colors mean; only those that occur. */
-const legend = () => {
+const legend = (c) => {
   const items = [];
   const item = (kind, text) => items.push(element("li", {}, element("span", { class: `swatch ${kind}` }), text));
-  const seen = new Set(nodes.precision.filter((_, i) => !nodes.isCast[i]));
-  for (const precision of ["float16", "bfloat16", "float32", "float64", "mixed"]) if (seen.has(precision)) item(precision, precision);
+  const ranged = values.dtype.filter((_, v) => values.largest[v] > 0);
+  const seen = new Set([...nodes.precision.filter((_, i) => !nodes.isCast[i]), ...ranged]);
+  for (const precision of ["float16", "bfloat16"]) if (seen.has(precision)) item(precision, precision);
+  const high = ["float32", "float64"].filter((precision) => seen.has(precision));
+  if (high.length) item("high", high.join(" or "));
+  if (seen.has("mixed")) item("mixed", "mixed");
   if (seen.has("no floats")) item("none", "no floats");
   if (raw.nodes.casts.length) item("tick cast", "Cast between floats");
   const kinds = new Map(nodes.quantized.filter(Boolean).map(({ text, kind }) => [text, kind]));
   for (const [text, kind] of kinds) item(kind, text);
   if (has(values.accumulated)) item("line accumulated", "accumulated error");
   if (has(values.local)) item("round local", "local error of one op");
-  if (nodes.level.some((level) => level > 1)) item("tick bad", "problem");
+  if (nodes.level.some((level) => level > 2)) item("tick bad", "problem: error");
+  if (nodes.level.some((level) => level === 2)) item("tick warn", "problem: warning");
   if (isRescaled) item("round before", "largest |x| before rescaling");
   const leaves = (test) => low && values.dtype.some((dtype, v) => isLow(dtype) && test((column) => asStored(values[column][v], v)));
   if (leaves((stored) => stored("largest") > low.largest)) item("bad", `beyond ${low.name}: overflows`);
   if (leaves((stored) => stored("least") > 0 && stored("least") < low.subnormal)) item("warn", `below ${low.name}: becomes zero`);
+  if (low && HAS_RANGES) item("dashed", `limits of ${low.name}`);
+  if (c.crowded) item("pale low", "extremes of neighboring nodes");
   byId("legend").replaceChildren(...items);
 };

@@ -1,0 +1,58 @@
+"""Reports on narrow terminals: no line is too long, names lose their middle, and drawings are whole."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from commands import saved
+
+from onnxamp._cli.command import group
+
+LONG = "StatefulPartitionedCall_functional_1_transformer_block_with_relative_position_bias_" * 2
+MODEL = f"""(float[batch,4] X) => (float[batch,4] {LONG}out)
+    <float[4,4] w = {{1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1}}> {{
+    [{LONG}first] {LONG}h = MatMul (X, w)
+    [{LONG}second] {LONG}a = Relu ({LONG}h)
+    [{LONG}third] {LONG}out = Softmax ({LONG}a)
+}}"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def lines_of(columns: int, *arguments: object) -> list[str]:
+    called = CliRunner(env={"COLUMNS": str(columns)}).invoke(group, list(map(str, arguments)))
+    assert called.exit_code == 0, called.output
+    return called.stdout.splitlines()
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+@pytest.mark.parametrize("name", ["a.onnx", "a_rather_long_name_of_a_model_and_its_version.onnx"])
+def test_short_reports(columns: int, name: str) -> None:
+    model = saved(MODEL, name)
+    for arguments in (("convert", model, "-o", "out.onnx"), ("diff", model, "out.onnx")):
+        lines = lines_of(columns, *arguments)
+        assert len(lines) <= 12
+        assert max(map(len, lines)) <= columns
+        assert not [line for line in lines if line.strip() == "…"]
+        assert any("…" in line and line.endswith("_out") for line in lines), "names lose their middle"
+        assert lines[-1] != lines[0]
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_details(columns: int) -> None:
+    model = saved(MODEL)
+    lines = lines_of(columns, "convert", model, "-o", "out.onnx", "-v")
+    assert max(map(len, lines)) <= columns
+    drawn = [line for line in lines if "░" in line]
+    assert drawn
+    assert not [line for line in drawn if "…░" in line or "░…" in line]
+
+
+def test_a_run_that_gains_nothing_says_what_to_change() -> None:
+    lines = lines_of(60, "tune", saved(MODEL), "-o", "out.onnx", "--tolerance", "1e-9")
+    assert len(lines) <= 4
+    assert lines[0].startswith("! ")
+    assert lines[-1].endswith((".", "…"))
