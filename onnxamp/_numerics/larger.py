@@ -65,6 +65,10 @@ _EMPTY_BYTES: Final = 64 << 20
 """Bytes of weights up to which an empty batch runs: loading them again would take longer than it is worth."""
 
 
+_ONNX: Final = frozenset({"", "ai.onnx"})
+"""The names of ONNX's own domain, whose ops say what they make of empty inputs."""
+
+
 class Larger(NamedTuple):
     """Larger inputs, or why there are none.
 
@@ -138,6 +142,8 @@ def empty_draw(draw: Draw, reference: Session) -> Larger | None:
     names = named.batches - {*maker.dims, *named.counted, *named.totals, *forced}
     if not names or reference.model.stock.size > _EMPTY_BYTES:
         return None
+    if any(node.proto.domain not in _ONNX for node in maker.graph.nodes):
+        return None  # ONNX Runtime's GroupQueryAttention divides by the empty size, which ends the process
     sizes = dict.fromkeys(sorted(names), 0)
     try:
         empty = maker.sized({**draw.sizes, **sizes})
