@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
-from onnxamp._base.errors import RuntimeFailure
+from onnxamp._base.errors import OnnxAmpError, RuntimeFailure
 from onnxamp._base.executor import ending
 from onnxamp._base.paths import is_remote
 from onnxamp._base.signals import at_end
@@ -383,6 +383,33 @@ class Loader(Child):
         if provider is None and plain.fault and plain.stage in kernels:
             return Loaded(plain.by, limit=plain.fault)
         return Loaded(plain.by or found.by, found.fault, disabled=blamed)
+
+    def runs(self, model: ModelProto, feeds: Mapping[str, Any]) -> bool:
+        """Return whether ONNX Runtime runs a model on inputs, which might end the process.
+
+        Args:
+            model: the model; it is not changed.
+            feeds: its inputs.
+        """
+        arrays = {
+            name: feed for name, feed in feeds.items() if isinstance(feed, np.ndarray)
+        }
+        if len(arrays) < len(feeds):
+            return False
+        with temporary_folder() as folder:
+            inputs = folder / "inputs.npz"
+            try:
+                np.savez(inputs, *arrays.values())
+                question = {
+                    "path": str(save_spilled(model, folder)),
+                    "feeds": str(inputs),
+                    "names": [*arrays],
+                    "libraries": active_libraries(),
+                }
+                answer = self.ask(question)
+            except (OSError, OnnxAmpError):
+                return False
+        return answer is not None and not answer["fault"]
 
     def _tried(
         self,

@@ -19,7 +19,7 @@ def serve_builds() -> None:
 
 
 def serve_loads() -> None:
-    """Answer whether ONNX Runtime loads files."""
+    """Answer whether ONNX Runtime loads files, and whether it survives running them."""
     answer_with(_loading)
 
 
@@ -100,7 +100,10 @@ def _build(
 def _loading() -> Callable[..., dict[str, Any]]:
     import onnxruntime as ort  # noqa: PLC0415
 
-    def load(path: str, **how: Any) -> dict[str, Any]:
+    def load(path: str, feeds: str = "", **how: Any) -> dict[str, Any]:
+        if feeds:
+            _run(path, feeds, **how)
+            return {"fault": ""}
         stage, fault = _fault(path, **how)
         return {
             "by": f"ONNX Runtime {ort.__version__}",
@@ -152,6 +155,30 @@ def _fault(
             stage = "kernel"
         return stage, (str(error).strip() or kind).splitlines()[0]
     return stage, ""
+
+
+def _run(
+    path: str, feeds: str, names: Sequence[str], libraries: Sequence[str]
+) -> None:
+    """Run a model on the CPU, as it is.
+
+    Args:
+        path: its file.
+        feeds: the file of its inputs, in NumPy's format.
+        names: their names.
+        libraries: shared libraries with the kernels of custom ops.
+    """
+    import numpy as np  # noqa: PLC0415
+    import onnxruntime as ort  # noqa: PLC0415
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    for library in libraries:
+        options.register_custom_ops_library(library)
+    session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    with np.load(feeds) as arrays:
+        session.run(None, dict(zip(names, arrays.values(), strict=True)))
 
 
 def answer_with(answering: Callable[[], Callable[..., dict[str, Any]]]) -> None:

@@ -214,7 +214,7 @@ BAD_VALUES = {
     "level": ({"level": "O4"}, "O4"),
     "tolerance without data": ({"tolerance": 1e-3}, "tolerance is only for level 'auto', not for 'O2'"),
     "tolerance": ({"level": "auto", "tolerance": -1.0}, "-1.0"),
-    "metric": ({"level": "auto", "metric": "psnr"}, "psnr"),
+    "metric": ({"level": "auto", "metric": "loudness"}, "loudness"),
     "dtype": ({"dtype": "float8"}, "float8"),
     "dtype float32": ({"dtype": np.float32}, "Unknown dtype 'float32': choose one of float16, bfloat16."),
     "dtype float32 of ONNX": ({"dtype": TensorProto.FLOAT}, "float32"),
