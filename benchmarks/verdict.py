@@ -7,7 +7,7 @@ repository, of ``--shared``, generated ones, and those of ``verdict.toml``. Time
 that a busy machine does not matter.
 
 Each row is written to ``results/verdict.json`` at once. The same command continues where it stopped; ``--seconds``
-starts no model after that time, and ``--again`` measures all models again. ``--page`` writes the tables of
+starts no model after that time, and ``--again`` measures models that have a row as well. ``--page`` writes the tables of
 ``docs/explain/verdict.md`` from the results.
 """
 
@@ -182,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--shared", type=Path, help="a folder of further models")
     parser.add_argument("--only", default="", help="models whose name begins so")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no model after so long")
-    parser.add_argument("--again", action="store_true", help="measure all models again")
+    parser.add_argument("--again", action="store_true", help="also measure models that have a row")
     parser.add_argument("--samples-seconds", type=float, default=20.0, help="for the samples of a model")
     parser.add_argument("--cache", type=Path, default=CACHE, help="where models and environments are kept")
     parser.add_argument("--page", action="store_true", help="only sum up, and write the tables of the page")
@@ -193,12 +193,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         RESULTS.write_text(f"{json.dumps(results, indent=1)}\n", encoding="utf-8")
         write_page(results)
         return
-    rows = [] if options.again else known()["rows"]
-    done = {row["model"] for row in rows}
+    rows = known()["rows"]
+    done = () if options.again else {row["model"] for row in rows}
     until = time.monotonic() + options.seconds
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         for row in _rows(options, done, folder):
+            rows = [one for one in rows if one["model"] != row["model"]]
             rows.append(row)
             noted(rows)
             say(json.dumps(row))

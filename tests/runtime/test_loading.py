@@ -207,3 +207,23 @@ def test_what_the_original_has_as_well_is_no_fault_of_the_result(tmp_path: Path)
     assert "the output matches the original, but neither loads." in printed
     assert "Neither the original nor the result loads in ONNX Runtime 0: Type Error in node (first)." in printed
     assert "loads in ONNX Runtime 0," not in done.stdout
+
+
+ATTENTION = """(float[N,S,16] q, float[N,S,8] k, float[N,S,8] v, int32[N] lengths, int32[1] total)
+    => (float[N,S,16] y, float[N,1,T,8] new_k, float[N,1,T,8] new_v) {
+    y, new_k, new_v = com.microsoft.GroupQueryAttention <num_heads = 2, kv_num_heads = 1>
+        (q, k, v, , , lengths, total) }"""
+
+
+def test_a_kernel_that_ends_the_process_ends_another_one() -> None:
+    """On an empty batch, GroupQueryAttention divides by its size (ONNX Runtime 1.31.1)."""
+    model = parse(ATTENTION, 20)
+    loader = Loader()
+    found = []
+    for batch in (1, 0, 1):
+        feeds = {name: np.ones((batch, 4, size), np.float32) for name, size in {"q": 16, "k": 8, "v": 8}.items()}
+        feeds["lengths"] = np.full(batch, 3, np.int32)
+        feeds["total"] = np.array([4], np.int32)
+        found.append(loader.runs(model, feeds))
+    assert found in ([True, False, True], [True, True, True])
+    loader.end()
