@@ -7,8 +7,8 @@ repository, of ``--shared``, generated ones, and those of ``verdict.toml``. Time
 that a busy machine does not matter.
 
 Each row is written to ``results/verdict.json`` at once. The same command continues where it stopped; ``--seconds``
-starts no model after that time, and ``--again`` measures models that have a row as well. ``--page`` writes the tables of
-``docs/explain/verdict.md`` from the results.
+starts no model after that time, and ``--again`` measures models that have a row as well. ``--page`` writes the tables
+of ``docs/explain/verdict.md`` from the results.
 """
 
 import argparse

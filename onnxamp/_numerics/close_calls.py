@@ -22,8 +22,8 @@ from onnxamp._runtime.flow import DataflowGraph
 from onnxamp._runtime.pieces import run_alone
 from onnxamp._runtime.values import Feeds
 
-_SHARE: Final = 4
-"""The part of a session's budget of bytes that the values may take which choices compare."""
+_BYTES: Final = 256 << 20
+"""Bytes that the values may take which choices compare. No budget of memory decides, so that counts depend on none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +71,12 @@ class Chooser(NamedTuple):
         return [name for name in (*node.input, *kept) if name]
 
 
-def choosers(
-    reference: DataflowGraph, result: DataflowGraph, most: int
-) -> list[Chooser]:
+def choosers(reference: DataflowGraph, result: DataflowGraph) -> list[Chooser]:
     """Return the nodes that choose by floats which low precision reaches.
 
     Args:
         reference: the original.
         result: its conversion.
-        most: the bytes that the values may take which they compare.
 
     Complexity: linear in nodes.
     """
@@ -88,14 +85,15 @@ def choosers(
         if not reached.isdisjoint(reads):
             reached.update(node.output)
     found = list[Chooser]()
+    room = _BYTES
     for node in reference.nodes:
         if not _chooses_by_floats(reference, node):
             continue
         twin = _twin(result, node)
         if twin is None or reached.isdisjoint(twin.input):
             continue
-        most -= 2 * sum(reference.sizes.get(name, 0) for name in node.input)
-        if most < 0:
+        room -= 2 * sum(reference.sizes.get(name, 0) for name in node.input)
+        if room < 0:
             break
         found.append(Chooser(node, twin))
     return found

@@ -197,9 +197,8 @@ class TwoModels(PairedSessions):
         """Return the nodes whose choices are counted."""
         if not self.probe.choices:
             return []
-        one = self.reference
-        flows = one.prepare(feeds).flow, self.result.prepare(feeds).flow
-        return choosers(*flows, one.budget)
+        models = self.reference, self.result
+        return choosers(*(model.prepare(feeds).flow for model in models))
 
     def _close_calls(self, feeds: Feeds, ran: PairedOutputs) -> Iterator[CloseCalls]:
         """Yield the choices of nodes, and how close they are."""
