@@ -91,8 +91,7 @@ def larger_draw(draw: Draw, reference: Session) -> Larger | None:
     """
     maker = draw.maker()
     named = maker.named
-    forced = maker.determined.forced if maker.determined is not None else frozenset()
-    fixed = {*maker.dims, *named.counted, *named.totals, *forced}
+    fixed = _fixed_sizes(maker)
     usual = {
         name: max(maker.sizes[name], 1) for name in named.plain if name not in fixed
     }
@@ -134,9 +133,7 @@ def empty_draw(draw: Draw, reference: Session) -> Larger | None:
         reference: the model.
     """
     maker = draw.maker()
-    named = maker.named
-    forced = maker.determined.forced if maker.determined is not None else frozenset()
-    names = named.batches - {*maker.dims, *named.counted, *named.totals, *forced}
+    names = maker.named.batches - _fixed_sizes(maker)
     if not names or reference.model.stock.size > _EMPTY_BYTES:
         return None
     sizes = dict.fromkeys(sorted(names), 0)
@@ -157,6 +154,13 @@ def empty_draw(draw: Draw, reference: Session) -> Larger | None:
     if not session.outputs.kept or any(np.size(output) for output in every):
         return None
     return Larger(listed(sizes), _draw_of(empty, draw.seed, sizes), session)
+
+
+def _fixed_sizes(maker: InputMaker) -> frozenset[str]:
+    """Return the dimensions whose sizes the user states, inputs count, or the model forces."""
+    named = maker.named
+    forced = maker.determined.forced if maker.determined is not None else frozenset()
+    return frozenset({*maker.dims, *named.counted, *named.totals, *forced})
 
 
 def in_short(error: BaseException) -> str:
