@@ -2,7 +2,7 @@
 
 A validated conversion is compared with one that is not validated, whose nodes are kept for hazards alone. That one, and
 one for each hazard whose nodes are lowered (``--force-low``), run on as many random samples as a budget of processor
-seconds allows, at most a thousand. What stays right on all of them is a false alarm as far as these samples tell.
+seconds allows, at most a thousand. If the model stays right on all of them, the hazard counts as a false alarm.
 Traffic is the elements of the float results of nodes, without Casts.
 """
 

@@ -91,7 +91,7 @@ class Estimate:
 
     @cached_property
     def floats(self) -> Sequence[bool]:
-        """Whether a value is a float tensor, by value index; the last entry is that of ABSENT."""
+        """For each value, whether it is a float tensor. ABSENT (-1) reads the last entry."""
         return [kind in FLOAT_TENSORS for kind in self.graph.types]
 
     @cached_property

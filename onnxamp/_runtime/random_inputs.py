@@ -499,6 +499,7 @@ def _within(
 
 
 _MASKS: Final = frozenset({Role.MASK, Role.ADDED, Role.SUBTRACTED})
+"""Roles of inputs that tell which elements count."""
 
 
 def _mask_numbers(

@@ -1,4 +1,4 @@
-"""What a step is fed: batches ordered by seed and epoch, arrays of the types of the inputs, and masks of dropout."""
+"""The inputs of a training step: batches ordered by seed and epoch, arrays of the right types, dropout masks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

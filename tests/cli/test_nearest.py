@@ -1,4 +1,4 @@
-"""What is proposed for a misspelled word, at every door: a name that is near, or none."""
+"""A misspelled word brings a suggestion only if a name is near. All commands and functions follow the same rule."""
 
 import re
 from pathlib import Path

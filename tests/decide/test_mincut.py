@@ -106,7 +106,7 @@ def test_both_solvers_agree(seed):
 
 @every(seed=range(60))
 def test_settled_questions_change_no_cut(seed, monkeypatch):
-    """What is taken out of a network before the flow is computed, against the flow of all of it."""
+    """Compare the flow of a reduced network with that of the whole network."""
     rng = random.Random(seed)
     size = rng.randint(2, 60)
     network = Network(size)

@@ -17,7 +17,7 @@ _FAR: Final = 1e300
 """A number that stands for infinity where a formula multiplies infinity by zero."""
 
 _FINEST: Final = 2.0**-24
-"""The finest step that is looked for: that of float16."""
+"""The smallest step that bounds keep: the smallest number of float16."""
 
 _COARSEST: Final = 2.0**64
 """The step of zeros, which are multiples of any number."""

@@ -287,7 +287,7 @@ class Bounds:
         during = after_turns(start, total, before_last)
         computed = during + added.reach
         if kind in FLOAT_TENSORS and not self._holds(computed):
-            # All that is computed on the way is rounded. Rounding adds to the state, too, which is rounded again.
+            # Each intermediate result is rounded, and so is the state that the rounded results change.
             off = 2.0 * added.steps * self.error * computed.magnitude
             total = widened(total, off)
             during = after_turns(start, total, before_last)
