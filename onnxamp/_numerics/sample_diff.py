@@ -132,7 +132,8 @@ class TwoModels(PairedSessions):
             flows = self.reference.prepare(feeds).flow, self.result.prepare(feeds).flow
             facts = self._facts(*flows)
             found = SampleDiff(facts)
-            ran = self._run(number, feeds, progress)
+            choosing = choosers(*flows) if self.probe.choices else []
+            ran = self._run(number, feeds, progress, also=read_by(choosing))
         except RuntimeFailure as error:
             return replace(found, error=error)
         if ran.failure is not None:
@@ -190,21 +191,15 @@ class TwoModels(PairedSessions):
             ),
             taken=tuple(sorted(flows[0].taken)),
             grouped=self._grouped(item, feeds, reference, result),
-            choices=tuple(self._close_calls(feeds, ran)),
+            choices=tuple(self._close_calls(feeds, ran, choosing)),
         )
 
-    def _choosers(self, feeds: Feeds) -> list[Chooser]:
-        """Return the nodes whose choices are counted."""
-        if not self.probe.choices:
-            return []
-        models = self.reference, self.result
-        return choosers(*(model.prepare(feeds).flow for model in models))
-
-    def _close_calls(self, feeds: Feeds, ran: PairedOutputs) -> Iterator[CloseCalls]:
+    def _close_calls(
+        self, feeds: Feeds, ran: PairedOutputs, choosing: Sequence[Chooser]
+    ) -> Iterator[CloseCalls]:
         """Yield the choices of nodes, and how close they are."""
         models = self.reference, self.result
-        known = ran.reference, ran.result
-        return close_calls(models, feeds, known, self._choosers(feeds))
+        return close_calls(models, feeds, (ran.reference, ran.result), choosing)
 
     def _grouped(
         self, item: LoadedSample, feeds: Feeds, reference: Outputs, result: Outputs
@@ -248,8 +243,16 @@ class TwoModels(PairedSessions):
             lowest, ran_on, reference.lowest, _unmatched(reference, result)
         )
 
-    def _run(self, number: int, feeds: Feeds, progress: Progress) -> PairedOutputs:
+    def _run(
+        self, number: int, feeds: Feeds, progress: Progress, *, also: Sequence[str]
+    ) -> PairedOutputs:
         """Run both models on one sample: side by side if values are compared, whole if that is how they run.
+
+        Args:
+            number: that of the sample.
+            feeds: its inputs.
+            progress: is told how far it is.
+            also: values of the result to return as well, if it does not run whole.
 
         Raises:
             RuntimeFailure: the reference does not run.
@@ -274,9 +277,8 @@ class TwoModels(PairedSessions):
             strayed = "" if is_random else _strayed(reference, paired.reference)
             return paired._replace(reference=reference, strayed=strayed)
         try:
-            compared = read_by(self._choosers(feeds))
-            also = (*one.parts_of(flow, flow), *compared)
-            result = self.result.run(feeds, part_of(progress, 1, 2), also)
+            wanted = (*one.parts_of(flow, flow), *also)
+            result = self.result.run(feeds, part_of(progress, 1, 2), wanted)
         except RuntimeFailure as error:
             return paired._replace(failure=str(error))
         return PairedOutputs(reference, result, paired.compared, apart=paired.failure)
