@@ -44,7 +44,6 @@ _LEVELS: Final = ("O1", "O2", "O3")
 _USUAL: Final = "O2"
 """The level at which Casts are explained if none is given: that of ``onnxamp convert``."""
 
-
 _LARGE: Final = 512 << 20
 """Bytes of weights beyond which bounds are computed only if samples or ranges are given: they take a second."""
 

@@ -20,7 +20,6 @@ from onnxamp._facts.tables import read_table
 DtypeName = Literal["float16", "bfloat16"]
 """The low-precision types by name."""
 
-
 Range: TypeAlias = tuple[float, float]
 """The least and the largest number that an input may hold."""
 
@@ -227,8 +226,6 @@ def _short_names() -> Iterator[tuple[str, str]]:
 
 
 _SHORT: Final = dict(_short_names())
-
-
 _KNOWN: Final = frozenset({*ELEM_NUMBERS, *_PLAIN.values()} - _PLAIN.keys())
 """NumPy's names of element types."""
 _FRAMEWORKS: Final = frozenset({"mindspore", "paddle", "torch"})

@@ -57,7 +57,6 @@ _OF_FILES: Final = ("external_data", "shard_bytes")
 SEARCHES: Final = ".onnxamp"
 """Folder among the results for the measurements of level auto."""
 
-
 Told = Callable[[FolderProgress], None]
 
 

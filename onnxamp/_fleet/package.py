@@ -46,14 +46,11 @@ from onnxamp._model.staging import sync, unwritable, write_file
 STAGE: Final = ".onnxamp.new"
 """The folder in which files wait."""
 
-
 REPLACED: Final = ".onnxamp.old"
 """The folder of replaced files while others take their places."""
 
-
 _Move = tuple[Path, Path]
 """The current path of a file, and its destination."""
-
 
 PART: Final = "companions"
 """Part of a results folder's state: the possible fingerprints of each file beside results that onnxamp wrote."""

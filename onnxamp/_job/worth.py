@@ -23,7 +23,6 @@ _FASTER: Final = 2 - _SLOWER
 _WORTH_STORING: Final = 0.1
 """The share of a file that storing weights in low precision must save to be proposed."""
 
-
 SLOWER: Final = "but slower by the estimate"
 """The start of the clause about a result that is slower, and not larger."""
 

@@ -68,7 +68,6 @@ from onnxamp._model.weights import embed
 _HEAD: Final = 4096
 """Bytes in which a format shows."""
 
-
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 INLINE_LIMIT: Final = 1_900_000_000
 """Bytes of weights up to which a model is saved as one file; a protobuf message cannot hold 2 GiB."""

@@ -176,7 +176,6 @@ def _bits_of(elem: int) -> int:
 BaseDir: TypeAlias = str | PathLike[str] | None
 """Folder that external data lies in; None if all tensors hold their data."""
 
-
 M = TypeVar("M", bound=Message)
 
 

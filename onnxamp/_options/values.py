@@ -195,7 +195,6 @@ NUMBERS: Final = (int, float, np.integer, np.floating)
 WHOLE: Final = (int, np.integer)
 """Types of numbers, and of whole numbers. Bools do not count."""
 
-
 _MOST_BITS: Final = 1023
 """The number of bits of an integer that float64 can hold whatever they are."""
 

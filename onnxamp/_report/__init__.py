@@ -11,8 +11,6 @@ from onnxamp._base.errors import printable
 _LONGEST_NAME: Final = 400
 """Characters of a name that the page shows; longer ones lose their middle."""
 _LONGEST_SENTENCE: Final = 2000
-
-
 _UNIT: Final = re.compile(r"(?<=\d) (?=(?:[kMG]?B|dB|[mµ]?s)\b|%)")
 """The space between a number and its unit."""
 

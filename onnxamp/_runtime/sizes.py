@@ -33,40 +33,25 @@ from onnx import TensorProto, TensorShapeProto, TypeProto, ValueInfoProto
 from onnxamp._base.errors import ArgumentError, suggestion
 
 BATCH: Final = 1
-
-
 OTHER: Final = 8
 """Sizes of dynamic dimensions: leading ones, and all others."""
-
 
 _TRIED: Final = (16, 32, 64, 1, 224, 1024)
 """Sizes that networks need if 8 is too small, not divisible, or too many tokens at once; the last is for sound."""
 
-
 _IMAGE: Final = re.compile("height|width")
-
-
 _SIDES: Final = (*_TRIED, 384, 336, 256, 448, 512, 128)
 """Dimensions of images, whose sizes differ from those of texts, and the sizes to try for both sides."""
 
-
 _PAST: Final = "past_"
-
-
 GRID: Final = re.compile("grid_thw$")
 """Inputs that hold the numbers of frames, rows and columns of patches for each image."""
 
-
 _PATCHES = 16
-
-
 _FEATURES = 4
 """Rows of a matrix made from images or sound: the patches before a tower, and the features after it."""
 
-
 _FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
-
-
 _Formula = ast.expr
 
 

@@ -31,19 +31,14 @@ from onnxamp._runtime.run import Report, Run
 from onnxamp._tuning.rounding import WeightRounder, rounder_of
 
 _FEW: Final = 4
-
-
 MOST_NODES: Final = 64
 """Bounds on the number of nodes that a command may name; within them, three quarters of the rounded nodes."""
-
 
 TRIALS: Final = 12
 """Conversions that are tried for a comparison."""
 
-
 _MORE: Final = 4
 """Further ones that are tried to name fewer nodes."""
-
 
 _ROUNDED: Final = 1e-6
 """Local relative error from which on a node has been rounded: float32 alone stays below."""

@@ -117,10 +117,7 @@ def _around_faults(checked: RunCheck) -> dict[str, None]:
 _OPTIONS: Final = Options(Level.O3, rescale=True, from_dtype="auto")
 """A conversion that lowers everything to float16, with exponents where necessary."""
 
-
 _TYPES: Final = frozenset({"float32", "float16"})
-
-
 _FAULTS: Final = frozenset({"NaN", "Inf", "saturated"})
 """Faults of values that leave the range."""
 
@@ -182,8 +179,6 @@ def _out_of_range(
 _EVERYWHERE: Final = Options(
     Level.O3, hazards=False, target="float16-only", from_dtype="auto"
 )
-
-
 _WAYS: Final = (
     ("--fold", Options(Level.O0, fold=True, from_dtype="auto")),
     (

@@ -23,15 +23,12 @@ from onnxamp._numerics.body_ranges import AXES_INPUT
 _CONSTANTS_OPSET: Final = 13
 """The opset from which Constant accepts numbers, and Flatten negative axes."""
 
-
 _ROOTS: Final = frozenset({"ReduceL2", "ReduceLogSumExp"})
 """Sums that follow from their result."""
-
 
 _CENTERED: Final = 4.0
 """Squared mean over variance up to which a normalization may subtract the mean in float16: it loses one or two digits.
 """
-
 
 _LEAST_SPREAD: Final = 1e-12
 """Lower bound for variance over squared mean, so that ratios stay below those of sentinels."""

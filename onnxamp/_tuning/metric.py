@@ -78,7 +78,6 @@ METRICS: Final = (*_OF_OUTPUT, "detections")
 _SQUARED: Final = ("cosine", "kl")
 """The metrics that grow with the square of small errors."""
 
-
 MetricLike: TypeAlias = str | Callable[[Mapping[str, Any], Mapping[str, Any]], float]
 """The forms of a metric that public functions accept: a name, or a function of the outputs of the reference and of the
 result.

@@ -120,14 +120,9 @@ def counted(records: Sequence[ValueRecord]) -> str:
 
 
 _FACTS: Final = ("step", "position", "op", "node", "tensor", "dtype")
-
-
 _STATS: Final = tuple(field.name for field in fields(TensorStats))
-
-
 COLUMNS: Final = (*_FACTS, *_STATS, "fp16", "fault", "inherited")
 """Columns of a dump."""
-
 
 _KINDS: Final[Mapping[str, Any]] = {
     item.name: item.type
