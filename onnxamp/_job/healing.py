@@ -4,7 +4,7 @@ A failing result never replaces another file.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Final, NamedTuple
@@ -69,8 +69,8 @@ def healed(
     if validator.proof.has_refused:
         job = replace(job, options=replace(job.options, opset="keep"))
     not_worth = ""
-    reasons = list[str]()
-    for way in _ways(job, validator, validation, refused, reasons):
+    fallbacks = _Fallbacks(job, validator, validation, refused)
+    for way in fallbacks.ways():
         is_last = way.options.level == Level.O0
         layers = False if is_last else validation.layers
         attempt = replace(job, options=way.options, plan=way.plan)
@@ -79,11 +79,11 @@ def healed(
                 attempt, layers, must_pay=not is_last
             )
         except RefusedError:
-            reasons.append("")
+            fallbacks.reasons.append("")
             continue
         except NotWorthError as error:
             not_worth = error.why
-            reasons.append(not_worth)
+            fallbacks.reasons.append(not_worth)
             continue
         cure = replace(
             way.cure,
@@ -155,54 +155,6 @@ def _write_failed(
     return written.outcome(), replace(failure, result=str(target), cure=cure)
 
 
-def _ways(
-    job: Job,
-    validator: Validator,
-    validation: Validation,
-    refused: RefusedError,
-    reasons: Sequence[str],
-) -> Iterator["_Way"]:
-    """Yield the conversions to try in place of one that failed, the best first.
-
-    If an op breaks, the op stays in float32. If ops lose precision, more of them than the first may have to stay, and
-    measurements show which cause the most error.
-
-    Args:
-        reasons: receives, for each way that was tried in vain, why it is not worth it; "" if it fails.
-    """
-    options = job.options
-    recipe = Recipe(replace(options, hazards=True), validation.sampling)
-    search = _Fallbacks(
-        job=job,
-        validator=validator,
-        validation=validation,
-        recipe=recipe,
-        refused=refused,
-        is_tried=recipe.options == options,
-        reasons=reasons,
-    )
-    if options.level not in (Level.O2, Level.O3):
-        yield from search.cured(1.0)
-    elif refused.fault or is_broken(refused.report):
-        yield from search.cured(_SEARCH)
-        yield from search.lower()
-        if not refused.fault:
-            yield from search.measured()
-    else:
-        # Many small errors add up, so measuring all nodes finds more than a search for single ones.
-        yield from search.measured()
-        yield from search.cured(_SEARCH)
-        yield from search.lower()
-    last = Options(
-        Level.O0,
-        dtype=options.dtype,
-        from_dtype=options.from_dtype,
-        keep_io_types=options.keep_io_types,
-        target=options.target,
-    )
-    yield _Way(last, search.outcome(), Level.O0.value)
-
-
 class _Way(NamedTuple):
     """A conversion to try: its decisions, if already made, the reason, and the level that it falls back to."""
 
@@ -214,24 +166,53 @@ class _Way(NamedTuple):
 
 @dataclass(slots=True)
 class _Fallbacks:
-    """Tries one conversion after the other; ``outcomes`` describe those that did not pass."""
+    """The conversions to try in place of one that failed; ``outcomes`` describe those that did not pass."""
 
     job: Job
     validator: Validator
     validation: Validation
-    recipe: Recipe
     refused: RefusedError
-    is_tried: bool
-    """Whether this very recipe was refused."""
-    reasons: Sequence[str]
-    """As for :func:`_ways`."""
+    reasons: list[str] = field(default_factory=list)
+    """For each way that was tried in vain: why it is not worth it; "" if it fails. The caller adds them."""
+    recipe: Recipe = field(init=False)
     until: float = field(init=False)
     outcomes: list[str] = field(default_factory=list)
     nodes: tuple[str, ...] = ()
     trials: int = 0
 
     def __post_init__(self) -> None:
+        options = replace(self.job.options, hazards=True)
+        self.recipe = Recipe(options, self.validation.sampling)
         self.until = monotonic() + self.validation.cure_time
+
+    def ways(self) -> Iterator[_Way]:
+        """Yield the conversions, the best first.
+
+        If an op breaks, the op stays in float32. If ops lose precision, more of them than the first may have to stay,
+        and measurements show which cause the most error.
+        """
+        options = self.job.options
+        refused = self.refused
+        if options.level not in (Level.O2, Level.O3):
+            yield from self.cured(1.0)
+        elif refused.fault or is_broken(refused.report):
+            yield from self.cured(_SEARCH)
+            yield from self.lower()
+            if not refused.fault:
+                yield from self.measured()
+        else:
+            # Many small errors add up, so measuring all nodes finds more than a search for single ones.
+            yield from self.measured()
+            yield from self.cured(_SEARCH)
+            yield from self.lower()
+        last = Options(
+            Level.O0,
+            dtype=options.dtype,
+            from_dtype=options.from_dtype,
+            keep_io_types=options.keep_io_types,
+            target=options.target,
+        )
+        yield _Way(last, self.outcome(), Level.O0.value)
 
     @property
     def command(self) -> tuple[str, str]:
@@ -255,6 +236,7 @@ class _Fallbacks:
             activity=f"looking for a fix (at most {seconds:.0f} s)",
         )
         fault = self.refused.fault
+        is_tried = self.recipe.options == self.job.options
         if fault:
             cure = _named_in(fault, self.job.model)
         else:
@@ -263,10 +245,10 @@ class _Fallbacks:
                 self.command,
                 self.recipe,
                 trial,
-                tried=self.is_tried,
+                tried=is_tried,
                 comparison=compared,
                 advice="",
-                failed=self.refused.report if self.is_tried else None,
+                failed=self.refused.report if is_tried else None,
                 rounder=self.job.rounder,
             )
         _LOG.info("looked for a fix in %d trials: %s", cure.trials, cure.outcome)
