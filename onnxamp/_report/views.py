@@ -4,15 +4,14 @@ Each kind of result loads only its own report.
 """
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 
 from onnxamp._base.errors import ArgumentError, MissingPackageError
-from onnxamp._base.extensions import extensions
+from onnxamp._base.extensions import Extension, extensions
 from onnxamp._report.parts import Report
 from onnxamp._report.terminal import as_text
 
@@ -24,52 +23,59 @@ _LINES: Final = 30
 """The size of a screen, to which interactive shells shorten a report."""
 
 
-class _View(NamedTuple):
-    """The module and the function of the report, and the fields with records, the usual one first."""
-
-    module: str
-    function: str
-    tables: Sequence[str]
-
-    def report(self, result: Any) -> Report:
-        module = import_module(self.module)
-        report: Report = getattr(module, self.function)(result)
-        return report
-
-
-_VIEWS: Final[Mapping[str, _View]] = {
-    "Plan": _View(
-        "onnxamp._report.inspect",
-        "plan_report",
-        ("rows", "hazards", "quantized", "units"),
+_VIEWS: Final[Mapping[str, Extension]] = {
+    "Plan": Extension(
+        module="onnxamp._report.inspect",
+        function="plan_report",
+        tables=("rows", "hazards", "quantized", "units"),
     ),
-    "Conversion": _View(
-        "onnxamp._report.conversion", "conversion_report", ("weights",)
+    "Conversion": Extension(
+        module="onnxamp._report.conversion",
+        function="conversion_report",
+        tables=("weights",),
     ),
-    "DiffReport": _View(
-        "onnxamp._report.comparison",
-        "diff_report",
-        ("outputs", "layers", "judgements", "detections"),
+    "DiffReport": Extension(
+        module="onnxamp._report.comparison",
+        function="diff_report",
+        tables=("outputs", "layers", "judgements", "detections"),
     ),
-    "RunCheck": _View("onnxamp._report.check", "run_report", ("values",)),
-    "Audit": _View(
-        "onnxamp._report.check", "check_report", ("nodes", "findings", "scales")
+    "RunCheck": Extension(
+        module="onnxamp._report.check", function="run_report", tables=("values",)
     ),
-    "Tuned": _View("onnxamp._report.tuning", "outcome_report", ("candidates", "kept")),
-    "BenchReport": _View(
-        "onnxamp._report.bench", "bench_report", ("timings", "models", "causes")
+    "Audit": Extension(
+        module="onnxamp._report.check",
+        function="check_report",
+        tables=("nodes", "findings", "scales"),
     ),
-    "OpView": _View("onnxamp._report.ops", "op_report", ("facts",)),
+    "Tuned": Extension(
+        module="onnxamp._report.tuning",
+        function="outcome_report",
+        tables=("candidates", "kept"),
+    ),
+    "BenchReport": Extension(
+        module="onnxamp._report.bench",
+        function="bench_report",
+        tables=("timings", "models", "causes"),
+    ),
+    "OpView": Extension(
+        module="onnxamp._report.ops", function="op_report", tables=("facts",)
+    ),
 }
+"""By the kind of a result: the report, and the fields with records, the usual one first. They have the form in which
+rooms apart offer those of their own results.
+"""
 
 
-def _view(result: Any) -> _View:
+def _view(result: Any) -> Extension:
     """Return the view of a result, which may be one that a room apart offers."""
     name = type(result).__name__
-    offer = extensions("views").get(name)
-    if offer is not None:
-        return _View(offer.module, offer.function, offer.tables)
-    return _VIEWS[name]
+    return extensions("views").get(name) or _VIEWS[name]
+
+
+def _report(result: Any) -> Report:
+    view = _view(result)
+    report: Report = getattr(view.load(), view.function)(result)
+    return report
 
 
 def as_screen(result: Any) -> str:
@@ -82,7 +88,7 @@ def as_screen(result: Any) -> str:
         force_jupyter=False,
     )
     with console.capture() as capture:
-        console.print(as_text(_view(result).report(result), more=""))
+        console.print(as_text(_report(result), more=""))
     lines = [line.rstrip() for line in capture.get().splitlines()]
     if len(lines) > _LINES:
         lines = [*lines[: _LINES - 1], "…"]
@@ -94,7 +100,7 @@ def as_html(result: Any) -> str:
     from onnxamp._report.html.render import render_part  # noqa: PLC0415 - only notebooks need jinja2
 
     return render_part(
-        _view(result).report(result),
+        _report(result),
         result if type(result).__name__ == "Tuned" else None,
     )
 
