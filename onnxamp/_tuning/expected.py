@@ -46,7 +46,6 @@ _DECISIVE: Final = 16.0
 _MOST: Final = 1e6
 """The largest squared error that counts: beyond it, all is lost."""
 
-
 QUANTILE: Final = 3.891
 """The bound that a normal error exceeds in one of 10,000 cases, in multiples of its standard deviation. No sum of the
 squares of several has a longer tail (G. J. Székely, N. K. Bakirov: Extremal probabilities for Gaussian quadratic forms,
@@ -110,6 +109,7 @@ class ExpectedErrors:
         constants = self.graph.constants.tensors
         stored = {v.name for v in self.graph.values if v.index in constants}
         weights = [row for (name, _), row in self._places.items() if name in stored]
+        hard = [row for (name, _), row in self._places.items() if name in self._hard]
         for sample in self.samples:
             groups = max((len(row.costs) for row in sample.values.values()), default=2)
             table = np.zeros((len(self._places), groups))
@@ -129,7 +129,7 @@ class ExpectedErrors:
                     table[self._places[name, _MADE]] = rounded.summed
             table[weights] *= self.weights
             scaled = np.where(np.isfinite(table), table * factors, table)
-            scaled[self._overflowing] = _MOST
+            scaled[hard] = _MOST
             tables.append(np.minimum(scaled, _MOST))
         return tables
 
@@ -155,14 +155,11 @@ class ExpectedErrors:
         return np.asarray(np.divide(kept * factors, table, ones, where=counts))
 
     @cached_property
-    def _overflowing(self) -> list[int]:
-        """The rows of values that leave the range on inputs that are made to be hard."""
-        hard = self._hard.keys()
-        return [row for (name, _), row in self._places.items() if name in hard]
-
-    @cached_property
     def _hard(self) -> Mapping[str, float]:
-        """The largest magnitudes of these values. Sentinels, which count as 0 on samples, saturate."""
+        """The values that leave the range on inputs that are made to be hard, with their largest magnitudes.
+
+        Sentinels, which count as 0 on samples, saturate.
+        """
         return {
             name: magnitude
             for name, magnitude in self.stressed.items()

@@ -75,8 +75,8 @@ _IN_MEMORY: Final = 8 << 20
 
 Floats: TypeAlias = NDArray[np.float32]
 Key: TypeAlias = tuple[Any, ...]
-Found: TypeAlias = tuple[Chosen | None, tuple[float, float, float]]
-"""The bits of a weight, None to round to nearest, and norms of its product's error before and after, and of that."""
+Found: TypeAlias = tuple[Chosen, tuple[float, float, float]]
+"""The bits of a weight, and norms: of its product's error before and after, and of the product."""
 
 
 def rounder_of(options: Options, run: Run) -> "WeightRounder | None":
@@ -110,7 +110,8 @@ class WeightRounder:
 
     run: Run
     budget: int = 2 * BUDGET
-    _found: dict[Key, Found] = field(default_factory=dict)
+    _found: dict[Key, Found | None] = field(default_factory=dict)
+    """What is known of weights: None to round one to nearest."""
 
     def __call__(self, analysis: Analysis) -> RoundedWeights:
         """Return the weights of a conversion that are better rounded otherwise than to nearest.
@@ -129,12 +130,14 @@ class WeightRounder:
             self._found[keys[weight.value]] = _round_weight(weight, graph, rows, low)
             told(done, len(missing))
         for weight in missing:  # weights that no sample reaches
-            self._found.setdefault(keys[weight.value], (None, (0.0, 0.0, 0.0)))
-        results = {value: self._found[key] for value, key in keys.items()}
-        chosen = {
-            value: bits for value, (bits, _) in results.items() if bits is not None
-        }
-        norms = [norms for bits, norms in results.values() if bits is not None]
+            self._found.setdefault(keys[weight.value], None)
+        chosen = dict[int, Chosen]()
+        norms = list[tuple[float, float, float]]()
+        for value, key in keys.items():
+            found = self._found[key]
+            if found is not None:
+                chosen[value] = found[0]
+                norms.append(found[1])
         # Errors are relative to the product, whose norm may be zero.
         before = _mean([old / signal for old, _, signal in norms if signal])
         after = _mean([new / signal for _, new, signal in norms if signal])
@@ -272,12 +275,12 @@ class _RowsProbe(Probe[_SampleRows]):
 
 def _round_weight(
     weight: ProductWeight, graph: Graph, rows: Floats, low: Format
-) -> Found:
-    """Return the weight rounded with compensation on these rows."""
+) -> Found | None:
+    """Return the weight rounded with compensation on these rows; None to round it to nearest."""
     array = read_array(weight.tensor, graph.folder)
     result = compensate(weight.arrangement.matrices(array), rows, low)
     if result is None:
-        return None, (0.0, 0.0, 0.0)
+        return None
     stored = weight.arrangement.stored(result.weight, array.shape).reshape(-1)
     bits, counts = lower(stored, low, low.max_finite, Scratch(stored.size))
     # The numbers are low precision already, so that losses are those against the original weight.

@@ -59,30 +59,24 @@ def part_of(options: Options) -> str:
     return PARTS[2 * options.compensates + (options.rescaling is not None)]
 
 
-class Measurements:
-    """Measurements of one tuning, by key. ``part`` is where they are stored; None if they are not."""
+class TuningState:
+    """Measurements of the tuning of a model, by key.
+
+    Attributes:
+        part: where they are stored; None if they are not.
+        recalled: number of samples whose sensitivities were stored before.
+    """
 
     def __init__(self, part: Part | None) -> None:
         self.part = part
         self._known: Any = {} if part is None else part
+        self.recalled = sum(key.startswith("sample ") for key in self._known)
 
     def known(self, key: str, measure: Callable[[], object]) -> Any:
         """Return what is known, or a new measurement, as JSON types."""
         if key not in self._known:
             self._known[key] = as_data(measure(), named=False)
         return self._known[key]
-
-
-class TuningState(Measurements):
-    """Measurements of the tuning of a model.
-
-    Attributes:
-        recalled: number of samples whose sensitivities were stored before.
-    """
-
-    def __init__(self, part: Part | None) -> None:
-        super().__init__(part)
-        self.recalled = sum(key.startswith("sample ") for key in self._known)
 
     def error(
         self, low: Iterable[str], how: str, measure: Callable[[], float]

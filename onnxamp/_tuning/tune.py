@@ -370,7 +370,7 @@ def measured_plan(
     return tuned.plan if tuned.held and is_low else None
 
 
-def _meant_device(name: str, target: str = "") -> str:
+def _meant_device(name: str, target: str) -> str:
     """Return the device to estimate times for. "auto" is the target's device, else the installed GPU, else an A100.
 
     Raises:
@@ -378,4 +378,4 @@ def _meant_device(name: str, target: str = "") -> str:
     """
     if name != AUTO:
         return device_called(name).name
-    return (target_of(target).device if target else "") or device_titled(device_name())
+    return target_of(target).device or device_titled(device_name())
