@@ -372,15 +372,16 @@ def settle(
     if any(node.op_type == "If" for node in shell.model.graph.node):
 
         def decide(written: ModelProto, names: Sequence[str]) -> dict[str, bool]:
-            conditions = _conditions(
-                shell._replace(model=written),
-                names,
-                feeds,
-                provider,
-                emulated=emulated,
-            )
-            choices.update(conditions)
-            return conditions
+            """Return the values of conditions; only the nodes that they need are run."""
+            own = shell._replace(model=copied(written))  # it is edited after this
+            flow = flow_of(own, emulated=emulated, shapes=shapes_of(feeds))
+            execution = run_alone(Executor(flow, provider), feeds, names)
+            computed = {}
+            for name in names:
+                condition = np.asarray(execution.output(name))
+                computed[name] = bool(condition.reshape(-1)[0])
+            choices.update(computed)
+            return computed
 
         resolved = resolve_branches(shell.model, decide, taken)
         shell = shell._replace(model=resolved)
@@ -406,22 +407,3 @@ def _without_empty(model: ModelProto, feeds: Feeds) -> ModelProto:
         )
     drop_named(graph.input, {entry.name for entry in empty})
     return editor.finish()
-
-
-def _conditions(
-    shell: Shell,
-    names: Sequence[str],
-    feeds: Feeds,
-    provider: Provider,
-    *,
-    emulated: bool,
-) -> dict[str, bool]:
-    """Return values of conditions; only the nodes that they need are run."""
-    own = copied(shell.model)  # the caller edits its own
-    flow = flow_of(
-        shell._replace(model=own), emulated=emulated, shapes=shapes_of(feeds)
-    )
-    execution = run_alone(Executor(flow, provider), feeds, names)
-    return {
-        name: bool(np.asarray(execution.output(name)).reshape(-1)[0]) for name in names
-    }

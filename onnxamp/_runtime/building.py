@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -94,42 +93,37 @@ class Child:
             OSError: this system starts no processes.
         """
         with self._turn:
-            return self._answer(question, seconds)
-
-    def _answer(
-        self, question: dict[str, Any], seconds: float | None
-    ) -> dict[str, Any] | None:
-        self.start()
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
-        timer = None if seconds is None else Timer(seconds, process.kill)
-        if timer is not None:
-            timer.start()
-        try:
-            process.stdin.write(json.dumps(question) + "\n")
-            process.stdin.flush()
-            answer = process.stdout.readline()
-        except BrokenPipeError:
-            answer = ""
-        finally:
+            self.start()
+            process = self._process
+            assert process is not None
+            assert process.stdin is not None
+            assert process.stdout is not None
+            timer = None if seconds is None else Timer(seconds, process.kill)
             if timer is not None:
-                timer.cancel()
-        if answer:
-            found: dict[str, Any] = json.loads(answer)
-            return found
-        self._process = None
-        _await(process)
-        self.ended = ending(process.returncode)
-        return None
+                timer.start()
+            try:
+                process.stdin.write(json.dumps(question) + "\n")
+                process.stdin.flush()
+                answer = process.stdout.readline()
+            except BrokenPipeError:
+                answer = ""
+            finally:
+                if timer is not None:
+                    timer.cancel()
+            if answer:
+                found: dict[str, Any] = json.loads(answer)
+                return found
+            self._process = None
+            _await(process)
+            self.ended = ending(process.returncode)
+            return None
 
     def finish(self, question: dict[str, Any], *, seconds: float) -> None:
         """Ask a running process to end, and kill it after that many seconds."""
         with self._turn:
             try:
                 if self._process is not None and self._process.poll() is None:
-                    self._answer(question, seconds)
+                    self.ask(question, seconds=seconds)
             finally:
                 self.end()
 
@@ -360,22 +354,28 @@ class Loader(Child):
             excused: failures of the session are due to missing kernels, whatever the provider says.
             suspects: graph optimizers that may be to blame if no session starts.
         """
-        ask = partial(self._tried, path, provider or _CPU)
+        session = provider or _CPU
+
+        def opens(disabled: Sequence[str]) -> bool:
+            return not self._tried(path, session, disabled=disabled).fault
+
+        blamed = tuple[str, ...]()
         try:
             if not whole:
                 found = self._tried(path, None)
                 return Loaded(found.by, found.fault, limit="its weights were not read")
-            found = ask()
+            found = self._tried(path, session)
             if not found.fault or found.stage == _TYPES:
                 return Loaded(found.by, found.fault)
-            plain = ask(optimize=False)
-            tried = (
-                () if plain.fault else dict.fromkeys([*zip(suspects), tuple(suspects)])
-            )
-            for names in tried:
-                if names and not ask(disabled=names).fault:
-                    return Loaded(plain.by, disabled=names)
-            blamed = () if plain.fault else _blamed(partial(_opens, ask))
+            plain = self._tried(path, session, optimize=False)
+            if not plain.fault:
+                # Each suspect alone comes first, then all of them.
+                alone = [(suspect,) for suspect in suspects]
+                together = [tuple(suspects)] if len(suspects) > 1 else []
+                for names in (*alone, *together):
+                    if opens(names):
+                        return Loaded(plain.by, disabled=names)
+                blamed = _blamed(opens)
         except OSError:  # this system starts no processes
             return Loaded()
         is_excused = excused or _EXPANDED in plain.fault
@@ -441,11 +441,6 @@ class Loader(Child):
         return _Tried(found.get("by", ""), found.get("stage", ""), reason(fault))
 
 
-def _opens(ask: "Callable[..., _Tried]", disabled: Sequence[str]) -> bool:
-    """Return whether a session starts without some optimizers."""
-    return not ask(disabled=disabled).fault
-
-
 _MOST_BLAMED: Final = 3
 """Graph optimizers that are searched for: if more break a model together, there is something wrong with the model."""
 
@@ -466,26 +461,20 @@ def _blamed(opens: Callable[[Sequence[str]], bool]) -> tuple[str, ...]:
     if not opens(names):
         return ()
     while names and len(blamed) < _MOST_BLAMED:
-        counts = range(1, len(names))
-        at = bisect_left(
-            counts, x=True, key=partial(_opens_without, opens, names, blamed)
-        )
-        count = at + 1
-        blamed = (names[count - 1], *blamed)
-        names = names[: count - 1]
+        # The model opens without the first `most` names, and not without fewer than `least`.
+        least = 1
+        most = len(names)
+        while least < most:
+            count = (least + most) // 2
+            if opens((*names[:count], *blamed)):
+                most = count
+            else:
+                least = count + 1
+        blamed = (names[most - 1], *blamed)
+        names = names[: most - 1]
         if opens(blamed):
             return blamed
     return ()
-
-
-def _opens_without(
-    opens: Callable[[Sequence[str]], bool],
-    names: Sequence[str],
-    others: Sequence[str],
-    count: int,
-) -> bool:
-    """Return whether a model opens without that many of some optimizers, and without others."""
-    return opens((*names[:count], *others))
 
 
 class _Tried(NamedTuple):

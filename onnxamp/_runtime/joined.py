@@ -43,9 +43,9 @@ def _parts(flow: DataflowGraph, output: str) -> tuple[str, ...]:
         if name in seen:
             continue
         seen.add(name)
-        joined = _joined(flow, name)
-        if joined:
-            waiting += joined
+        made = _computed(flow, name)
+        if made is not None and _joins(made[0]):
+            waiting += made[1]
         elif name in flow.maker:
             parts[name] = None
     return tuple(parts)
@@ -90,12 +90,6 @@ def _is_share(flow: DataflowGraph, node: NodeProto, reads: tuple[str, ...]) -> b
     if total is None or op_key(total[0]) not in facts.reductions - facts.means:
         return False
     return total[1][:1] == reads[:1]
-
-
-def _joined(flow: DataflowGraph, name: str) -> tuple[str, ...]:
-    """Return the operands of the Concat that a value comes from; nothing if it comes from none."""
-    made = _computed(flow, name)
-    return made[1] if made is not None and _joins(made[0]) else ()
 
 
 def _joins(node: NodeProto) -> bool:

@@ -144,7 +144,7 @@ def _known(
     return known
 
 
-def _size(
+def _declare_sizes(
     flow: DataflowGraph,
     piece: Piece,
     entries: Iterable[ValueInfoProto],
@@ -161,7 +161,7 @@ def _size(
             declare_dims(entry, values[entry.name].shape())
 
 
-def _rank(
+def _declare_ranks(
     names: Iterable[str],
     entries: Iterable[ValueInfoProto],
     values: "Mapping[str, ort.OrtValue]",
@@ -233,11 +233,11 @@ class Executor:
         names = [name for name in names if name not in settled]
         kinds = {name: self._kind(piece, name, values) for name in names}
         model = piece_model(self.flow, piece, kinds, known)
-        _size(self.flow, piece, model.graph.input, values)
+        _declare_sizes(self.flow, piece, model.graph.input, values)
         if self.rewrite is not None:
             model = self.rewrite(model)
         if wants_ranks(self.provider):
-            _rank(names, model.graph.input, values)
+            _declare_ranks(names, model.graph.input, values)
         session = make_session(
             model,
             self.provider,
@@ -429,7 +429,19 @@ def run_together(
     parts = list(parts_of(flow, nodes, budget))
 
     def run(parts: Sequence[Sequence[int]]) -> list[Execution]:
-        return _run_parts(executor, samples, wanted, parts, budget, progress)
+        """Run parts of the graph one after the other, each on as many samples as fit."""
+        executions = [start(executor, one, Counter(wanted), nodes) for one in samples]
+        total = len(nodes) * len(executions)
+        done = 0
+        for group in batched(executions, fitting(flow, parts, wanted, budget)):
+            for part in parts:
+                for execution in group:
+                    execution.run(part)
+                executor.forget()
+                done += len(part) * len(group)
+                if progress is not None:
+                    progress(done, total)
+        return executions
 
     if executor.joined:
         return run([nodes])
@@ -445,27 +457,3 @@ def run_together(
             raise error from None
         executor.joined = str(error)
         return executions
-
-
-def _run_parts(
-    executor: Executor,
-    samples: Sequence[Feeds],
-    wanted: Sequence[str],
-    parts: Sequence[Sequence[int]],
-    budget: int,
-    progress: Callable[[int, int], None] | None,
-) -> list[Execution]:
-    """Run parts of a graph one after the other, each on as many samples as fit."""
-    nodes = [*chain.from_iterable(parts)]
-    executions = [start(executor, feeds, Counter(wanted), nodes) for feeds in samples]
-    total = len(nodes) * len(executions)
-    done = 0
-    for group in batched(executions, fitting(executor.flow, parts, wanted, budget)):
-        for part in parts:
-            for execution in group:
-                execution.run(part)
-            executor.forget()
-            done += len(part) * len(group)
-            if progress is not None:
-                progress(done, total)
-    return executions

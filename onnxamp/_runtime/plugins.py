@@ -359,7 +359,7 @@ def _engine(package: str) -> PluginDevice | str:
         )
     with _printed() as printed:
         try:
-            devices = _devices(package, names, library, plugin)
+            devices = _devices(plugin, names, library)
             if not devices:
                 return f"{package} finds no device that it can use{f'; {plugin.nothing}' * bool(plugin.nothing)}"
             engine = _start(plugin, devices)
@@ -368,9 +368,7 @@ def _engine(package: str) -> PluginDevice | str:
     return engine
 
 
-def _devices(
-    package: str, names: Sequence[str], library: str, plugin: Plugin
-) -> list[Any]:
+def _devices(plugin: Plugin, names: Sequence[str], library: str) -> list[Any]:
     """Return the provider's devices, best first. Registers its library, unless somebody has registered one before."""
     import onnxruntime as ort  # noqa: PLC0415
 
@@ -383,7 +381,7 @@ def _devices(
         }
         os.environ |= missing
         try:
-            ort.register_execution_provider_library(package, library)
+            ort.register_execution_provider_library(plugin.package, library)
         finally:
             for name in missing:
                 del os.environ[name]

@@ -25,6 +25,7 @@ from onnxamp._facts.dtypes import ELEM_NUMBERS, LOW_ELEMS, tensor_type
 from onnxamp._graph.types import declared_type, type_proto
 from onnxamp._model.protos import small_model
 from onnxamp._runtime.plugins import bytes_on_device
+from onnxamp._runtime.sizes import is_open
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -357,7 +358,9 @@ def check_shape(name: str, given: tuple[int, ...], declared: TensorShapeProto) -
     Raises:
         ArgumentError: it does not fit the declared input; the message says which shapes do.
     """
-    wanted = list(map(_declared_size, declared.dim))
+    wanted = [
+        dim.dim_param or "?" if is_open(dim) else dim.dim_value for dim in declared.dim
+    ]
     if not wanted or _fits(given, wanted):
         return
     text = f"Input {name!r} must have the shape [{', '.join(map(str, wanted))}], not {list(given)}"
@@ -379,13 +382,6 @@ def _fitting_orders(
             yield order
 
 
-def _declared_size(dim: TensorShapeProto.Dimension) -> int | str:
-    """Return a fixed size, or else a name; some exporters write -1 for "dynamic"."""
-    if dim.HasField("dim_value") and dim.dim_value >= 0:
-        return dim.dim_value
-    return dim.dim_param or "?"
-
-
 def _fits(given: Sequence[int], wanted: Sequence[int | str]) -> bool:
     return len(given) == len(wanted) and all(
         isinstance(size, str) or size == found
@@ -394,11 +390,12 @@ def _fits(given: Sequence[int], wanted: Sequence[int | str]) -> bool:
 
 
 def _displaced(order: tuple[int, ...]) -> tuple[int, int]:
-    """Few moved axes are likelier than many, and one axis moved past others likelier than a shuffle."""
+    """Return a key by which likely orders come first. Few moved axes are likelier than many, and one axis moved past
+    others likelier than a shuffle.
+    """
     moved = sum(place != axis for place, axis in enumerate(order))
-    return order[0] != 0, sum(
-        later != axis + 1 for axis, later in pairwise(order)
-    ) * 10 + moved
+    torn = sum(later != axis + 1 for axis, later in pairwise(order))
+    return order[0] != 0, 10 * torn + moved
 
 
 def _cast(name: str, feed: Array, wanted: "np.dtype[Any]") -> Array:
