@@ -58,9 +58,8 @@ def fingerprint(*parts: str | bytes | memoryview) -> str:
     digest = sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
-        digest.update(
-            len(data).to_bytes(8)
-        )  # so that "ab", "c" differs from "a", "bc"
+        # Lengths tell "ab", "c" from "a", "bc".
+        digest.update(len(data).to_bytes(8))
         digest.update(data)
     return digest.hexdigest()[:24]
 

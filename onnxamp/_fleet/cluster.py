@@ -138,9 +138,8 @@ class Cluster:
         member = self._busy.pop(reference)
         try:
             result = self.ray.get(reference)
-        except (
-            self.ray.exceptions.RayTaskError
-        ) as error:  # such as a result that cannot be sent
+        except self.ray.exceptions.RayTaskError as error:
+            # Such as a result that cannot be sent.
             raise RuntimeFailure(
                 f"A worker of the cluster failed: {_line(error.cause or error)}."
             ) from error

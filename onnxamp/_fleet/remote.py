@@ -82,9 +82,8 @@ def _called(function: Callable[..., T], *args: Any, **keywords: Any) -> T:
         # Many file systems raise these errors with nothing but the path.
         is_path = bool(numbers) and " " not in message
         raise OSError(number, os.strerror(number) if is_path else message) from error
-    except (
-        Exception
-    ) as error:  # each file system is a package of its own, with errors of its own
+    except Exception as error:
+        # Each file system is a package of its own, with errors of its own.
         message = " ".join(f"{type(error).__name__}: {error}".split())
         raise OSError(EIO, message) from error
 

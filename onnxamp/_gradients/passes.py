@@ -131,11 +131,14 @@ class Passes:
         self.beside = lowering.begin(feeds, (*ends, *decisive))
         self.groups = [ends[at::_GROUPS] for at in range(min(_GROUPS, len(ends)))]
         self.groups.append(decisive)
-        self.largest, self.gains = dict[str, float](), dict[str, float]()
+        self.largest = dict[str, float]()
         self.shapes = dict[str, tuple[int, ...]]()
-        self.seeds, self.waiting = list[Seed](), list[dict[str, Floats]]()
+        self.seeds = list[Seed]()
+        self.waiting = list[dict[str, Floats]]()
+        self.gains = dict[str, float]()
         self.costs = dict[str, dict[str, list[float]]]()
-        self.spread, self.shown = dict[str, None](), tuple[float, ...]()
+        self.spread = dict[str, None]()
+        self.shown = tuple[float, ...]()
         self._see(seen)
 
     def forward(self, part: Sequence[int]) -> None:
@@ -158,7 +161,8 @@ class Passes:
                 most = float(sizes.max(initial=0.0))
                 if not most < SENTINEL:  # true of NaN as well
                     most = -float(sizes[sizes < SENTINEL].max(initial=0.0))
-                self.largest[name], self.shapes[name] = most, sizes.shape
+                self.largest[name] = most
+                self.shapes[name] = sizes.shape
                 side.used([name])
 
     def turn(self, random: np.random.Generator) -> None:
@@ -167,9 +171,8 @@ class Passes:
         self.waiting = [dict(seed.gradients) for seed in self.seeds]
         if self.beside is not None:
             self.shown = shown_errors(self.groups, self.side, self.beside)
-            self.beside = (
-                None  # releases its values before the backward pass needs memory
-            )
+            # This releases its values before the backward pass needs memory.
+            self.beside = None
 
     def add(self, key: tuple[str, str], seed: Seed, cost: float) -> None:
         """Add to a cost of a value what a vector of signs shows."""

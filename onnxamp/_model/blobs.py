@@ -287,9 +287,8 @@ def _sync_meanwhile(path: Path, finished: Event) -> None:
 
 def _taken(pieces: deque[T]) -> Iterator[T]:
     """Yield pieces until none is left; several threads may take from them at once."""
-    with suppress(
-        IndexError
-    ):  # asking whether there is one would leave time for others to take it
+    # Asking whether there is one would leave time for others to take it.
+    with suppress(IndexError):
         while True:
             yield pieces.popleft()
 

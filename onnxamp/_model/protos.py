@@ -334,9 +334,8 @@ def find_data(data: Buffer, wanted: Callable[[int, int], bool]) -> list[Span]:
             held = _FIELDS[kind].get(number)
             if held is not None and wanted(start, stop):
                 inner.append((held, start, stop, (*around, (length_at, start, stop))))
-        stack += reversed(
-            inner
-        )  # the first is taken next: spans are in the order of the file
+        # The first is taken next: spans are in the order of the file.
+        stack += reversed(inner)
     return spans
 
 

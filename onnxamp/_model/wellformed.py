@@ -326,9 +326,8 @@ def _check_attributes(
     what = f"Node {_label(node)!r} ({node.op_type})"
     names = {item.name for item in node.attribute}
     for item in node.attribute:
-        if item.name not in known and not item.name.startswith(
-            "__"
-        ):  # onnx allows private ones
+        is_private = item.name.startswith("__")  # which onnx allows
+        if item.name not in known and not is_private:
             raise ModelError(
                 f"{what} has an attribute {item.name!r}, which its schema lacks."
             )
@@ -360,9 +359,8 @@ def _check_bodies(
 ) -> None:
     """Bodies have the inputs and outputs of their node; that of a Loop also returns whether to continue."""
     key = op_key(node)
-    lengths = (
-        1 if key == "Scan" and signature.since < 9 else 0
-    )  # the first input of Scan-8
+    # The first input of Scan-8 holds the lengths of sequences.
+    lengths = 1 if key == "Scan" and signature.since < 9 else 0
     takes = 0 if key == "If" else len(node.input) - lengths
     gives = len(node.output) + (key == "Loop")
     for body in bodies:

@@ -286,9 +286,8 @@ def _is_neutral(row: _Others, theirs: str, value: Any) -> bool:
     expected = row.neutral[theirs]
     if expected == "none":
         return value is None
-    if isinstance(
-        expected, list
-    ):  # such as devices, which may have a number: "cuda:1"
+    # Such as devices, which may have a number: "cuda:1".
+    if isinstance(expected, list):
         return str(value).partition(":")[0] in expected
     # In Python, False equals 0.
     is_alike = isinstance(value, bool) == isinstance(expected, bool)

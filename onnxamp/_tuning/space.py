@@ -58,9 +58,8 @@ def find_fusions(
     """
     matches = patterns_of(graph, "normalization", "softmax")
     normalizing = frozenset[int]().union(*(match.nodes for match in matches))
-    place: dict[
-        int, int
-    ] = {}  # of products, and of the nodes that are fused into them
+    # The places of products, and of the nodes that are fused into them.
+    place = dict[int, int]()
     fusions: list[Fusion] = []
     for at, node in enumerate(graph.order):
         index = node.index

@@ -154,9 +154,9 @@ def convert_all_but(
     # Which weights become float16 is known only now. The plan keeps the decisions, which depend on the weights.
     limited = None if within is None else _limited(converted, within)
     if limited is not None:
-        again = replace(
-            request, model=Model(limited), plan=plan, warn=lambda _: None
-        )  # these warnings were already given
+        # These warnings were already given.
+        silent = replace(request, warn=lambda _: None)
+        again = replace(silent, model=Model(limited), plan=plan)
         converted, _ = convert_in_memory(again)
     return converted.embedded()
 

@@ -370,9 +370,8 @@ def decorate(
             source = Model.of(model).embedded()
             rule = decorating_rule(excluder(excluded, source), matched)
             low = convert_as(source, replace(options, rule=rule))
-            if (
-                saved in FORMATS
-            ):  # export stores weights with Casts, which the opset must have
+            # Export stores weights with Casts, which the opset must have.
+            if saved in FORMATS:
                 check_opset(source, Options.of("O2", {"dtype": saved}))
             results.append(
                 Decorated(low, source, name, excluded, saved, bool(master_grad))
