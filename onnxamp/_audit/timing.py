@@ -185,7 +185,6 @@ def profiled(
     provider: Provider,
     cuda_options: Mapping[str, str],
     threads: int = 0,
-    runs: int = 5,
 ) -> Bench:
     """Return the facts about a model with those that a profile shows: ops, memory and odd channels.
 
@@ -196,13 +195,12 @@ def profiled(
         provider: where to run it.
         cuda_options: options of the CUDA provider.
         threads: as for :func:`~onnxamp._runtime.session.make_session`.
-        runs: the number of runs, at least 1, in addition to a warm-up run.
 
     Raises:
         RuntimeFailure: the model does not run, an input is not a tensor, or the process ends without a profile.
     """
     events, memory = profiled_run(
-        path, feeds, provider, cuda_options=cuda_options, threads=threads, runs=runs
+        path, feeds, provider, cuda_options=cuda_options, threads=threads
     )
     return replace(
         facts,

@@ -212,13 +212,15 @@ def ship(
         written.append(name)
     if stage is not None:
         put_in_place(jobs, entries, new, package.kind)
+    left = (path.relative_to(source) for path in package.left_out)
+    links = (path.relative_to(source) for path in linked)
     return Shipped(
         name=package.folder.relative_to(source).as_posix(),
         kind=package.kind.name,
         copied=tuple(written),
         kept=tuple(kept),
-        left=tuple(path.relative_to(source).as_posix() for path in package.left_out),
-        linked=tuple(path.relative_to(source).as_posix() for path in linked),
+        left=tuple(path.as_posix() for path in left),
+        linked=tuple(path.as_posix() for path in links),
     )
 
 

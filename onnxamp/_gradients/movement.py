@@ -96,10 +96,9 @@ def _slice_axes(call: Call, rank: int) -> tuple[list[int], list[int]]:
     count = call[1].known_size(0)
     if count is None:
         raise call.error("slices an unknown number of axes")
-    return (
-        list(range(count)) if axes is None else [int(axis) % rank for axis in axes],
-        [1] * count if steps is None else [int(step) for step in steps],
-    )
+    places = [*range(count)] if axes is None else [int(axis) % rank for axis in axes]
+    strides = [1] * count if steps is None else [int(step) for step in steps]
+    return places, strides
 
 
 def scatter(dy: Tensor, places: _Places, axis: int, size: _Size, rank: int) -> Tensor:

@@ -475,12 +475,13 @@ def constant_stats(array: NDArray[Any]) -> ConstantStats:
     if array.dtype == np.float32:
         return _block_stats(array)
     parts = [_block_stats(block.astype(np.float32)) for block in blocks_of(array)]
-    numbers = {part.uniform for part in parts}
+    uniform = {part.uniform for part in parts}
+    numbers = (part.largest_number for part in parts)
     return ConstantStats(
-        max(part.largest for part in parts),
-        numbers.pop() if len(numbers) == 1 else None,
-        max((part.largest_number for part in parts), key=abs),
-        any(part.has_infinite for part in parts),
+        largest=max(part.largest for part in parts),
+        uniform=uniform.pop() if len(uniform) == 1 else None,
+        largest_number=max(numbers, key=abs),
+        has_infinite=any(part.has_infinite for part in parts),
     )
 
 

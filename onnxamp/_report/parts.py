@@ -239,16 +239,18 @@ def table(
         if role in layout
     }
     columns = (*(title.format(dtype=dtype) for title in titles), *more)
+    numbers = range(len(titles), len(columns))
+    whole = (
+        row if isinstance(row, TableRow) else TableRow(tuple(row)) for row in rows
+    )
     return Table(
-        columns,
-        (*places.get("right", ()), *range(len(titles), len(columns))),
-        tuple(
-            row if isinstance(row, TableRow) else TableRow(tuple(row)) for row in rows
-        ),
-        layout.get("shown") if shown is None else shown,
-        layout.get("key", ""),
-        places.get("prose", ()),
-        places.get("drop"),
+        columns=columns,
+        right=(*places.get("right", ()), *numbers),
+        rows=tuple(whole),
+        shown=layout.get("shown") if shown is None else shown,
+        key=layout.get("key", ""),
+        prose=places.get("prose", ()),
+        drop=places.get("drop"),
     )
 
 

@@ -88,18 +88,15 @@ def tuning_report(
     told = NextStep(
         "--pick K with the same --state writes candidate K without measuring again."
     )
+    texts = tuple[Figure, ...]()
+    tokens = list[Statement]()
+    if compared is not None:
+        texts = tuple(text_figures(compared))
+        tokens = notes(partings(compared))
     report = base._replace(
-        figures=(
-            *mine.figures,
-            *(() if compared is None else text_figures(compared)),
-            *base.figures,
-        ),
-        sections=(
-            *mine.sections,
-            section("Generated tokens", notes(partings(compared) if compared else ())),
-            *base.sections,
-        ),
-        steps=(*base.steps, *([told] if several else [])),
+        figures=(*mine.figures, *texts, *base.figures),
+        sections=(*mine.sections, section("Generated tokens", tokens), *base.sections),
+        steps=(*base.steps, told) if several else base.steps,
         lines=LINES if tuned.candidates[tuned.chosen].nodes else _NOTHING_LINES,
     )
     if conversion.validation is not None:

@@ -272,24 +272,23 @@ class _Writer(NamedTuple):
         """Return a scalar constant."""
         return self.editor.constant(np.float32(value), f"{self.stem}/number")
 
+    def low_number(self, value: float) -> str:
+        """Return a scalar constant as float16 holds it."""
+        return self.number(float(np.float16(value)))
+
     def step(self, kind: str, operands: Sequence[str | float]) -> str:
         """Return a rounded step of a formula. Exponentials are powers of two, and logarithms those of two."""
         first, *others = (
-            self.number(float(np.float16(one))) if isinstance(one, float) else one
-            for one in operands
+            self.low_number(one) if isinstance(one, float) else one for one in operands
         )
         if kind == "exp":
-            power = self.rounded(
-                self("Mul", first, self.number(float(np.float16(log2(e)))))
-            )
-            return self.rounded(self("Exp", self("Mul", power, self.number(log(2)))))
+            power = self.rounded(self("Mul", first, self.low_number(log2(e))))
+            natural = self("Mul", power, self.number(log(2)))
+            return self.rounded(self("Exp", natural))
         if kind == "log":
-            digits = self.rounded(
-                self("Mul", self("Log", first), self.number(log2(e)))
-            )
-            return self.rounded(
-                self("Mul", digits, self.number(float(np.float16(log(2)))))
-            )
+            natural = self("Log", first)
+            digits = self.rounded(self("Mul", natural, self.number(log2(e))))
+            return self.rounded(self("Mul", digits, self.low_number(log(2))))
         if kind in _EXACT_STEPS:
             return self(kind.capitalize(), first, *others)
         return self.rounded(self(kind, first, *others))

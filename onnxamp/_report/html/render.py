@@ -148,7 +148,8 @@ def _whole(command: str) -> Markup:
 
 def _glued(text: str) -> Markup:
     """Return text as it can be shown, in which numbers keep their units."""
-    return Markup(glued(str(escape(said(text)))).replace("\xa0", "&nbsp;"))  # noqa: S704 - it is escaped
+    safe = str(escape(said(text)))
+    return Markup(glued(safe).replace("\xa0", "&nbsp;"))  # noqa: S704 - it is escaped
 
 
 def _short(text: str) -> Markup:
@@ -184,7 +185,8 @@ def _script() -> str:
 
 
 def _hash(text: str) -> str:
-    return "sha256-" + b64encode(sha256(text.encode("utf-8")).digest()).decode("ascii")
+    digest = sha256(text.encode("utf-8")).digest()
+    return f"sha256-{b64encode(digest).decode('ascii')}"
 
 
 def _embedded(data: Any) -> str:
