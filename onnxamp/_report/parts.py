@@ -86,8 +86,9 @@ class Table(NamedTuple):
 
     ``shown`` limits the rows on the terminal, where -v shows all of them. ``key`` names the rows on the page
     (``key-0``, ``key-1``, ...). The columns in ``drawn`` hold drawings, which no terminal cuts. On a narrow terminal,
-    the columns in ``prose`` are folded, or stand below their rows if they would be too narrow to read, names lose their
-    middle, and then the columns in ``drop`` are left out, in this order; if it is None, from the right, all but the first.
+    the columns in ``prose`` are folded, or stand below their rows if they would be too narrow to read, and names lose
+    their middle. Then the columns in ``drop`` are left out, in this order; if it is None, from the right, all but the
+    first.
     """
 
     columns: tuple[str, ...]

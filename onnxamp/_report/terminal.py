@@ -1,8 +1,9 @@
 """Reports on a terminal. Names come from the model: markup and control characters in them are shown, not obeyed.
 
 Verdict, files and key figures come first. A long report ends with the verdict in one line, and the next steps. Numbers
-are never broken, and keep their units; names lose their middle, and prose is folded. Where a column would be too narrow to
-read it, the prose of a table stands below its rows. If that is not enough, columns are left out, and named below the table.
+are never broken, and keep their units; names lose their middle, and prose is folded. Where a column would be too narrow
+to read it, the prose of a table stands below its rows. If that is not enough, columns are left out, and named below the
+table.
 """
 
 import os
