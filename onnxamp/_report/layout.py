@@ -142,6 +142,16 @@ def middle_cut(text: str, width: int) -> str:
     return f"{head}…{tail}"
 
 
+def clauses_cut(sentence: str, room: int) -> str:
+    """Return a sentence that fits, without its last clauses if it is too long; clauses end with commas."""
+    safe = printable(sentence)
+    if cell_len(safe) <= room:
+        return safe
+    end = set_cell_size(safe, max(room - 1, 0)).rfind(", ")
+    # A first clause that is too long is left to be cut where it ends.
+    return f"{safe[: end + 2]}…" if end > 0 else safe
+
+
 def name_cut(sentence: str, room: int) -> str:
     """Return a sentence whose longest name loses its middle if that is too long for so many columns."""
     safe = printable(sentence)

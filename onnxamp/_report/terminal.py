@@ -29,6 +29,7 @@ from onnxamp._report.layout import (
     GAP,
     MARKS,
     SHOWN,
+    clauses_cut,
     column_widths,
     grid_of,
     hanging,
@@ -354,18 +355,17 @@ def _title(section: Section) -> str:
 
 def _more(titles: Sequence[str], width: int) -> Grid:
     """Return the line that says what -v shows."""
-    text = text_of(f"-v shows more: {', '.join(titles)}.", "dim")
-    text.truncate(width - 2 * GAP, overflow="ellipsis")
-    return hanging(" ", text)
+    text = f"-v shows more: {', '.join(titles)}."
+    return hanging(" ", text_of(clauses_cut(text, width - 2 * GAP), "dim"))
 
 
 def _figure_lines(figures: Sequence[Figure], width: int) -> Iterator[Text]:
     """Yield key figures, each in a line of its own."""
     room = _remark_room(figures, width)
-    rows = [
-        list(map(text_of, (one.label, one.value, name_cut(one.remark, room))))
-        for one in figures
-    ]
+    rows = list[list[Text]]()
+    for one in figures:
+        remark = clauses_cut(name_cut(one.remark, room), room)
+        rows.append(list(map(text_of, (one.label, one.value, remark))))
     widths = [max(row[at].cell_len for row in rows) for at in (0, 1)]
     for label, value, remark in rows:
         remark.truncate(room, overflow="ellipsis")

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from commands import saved
+from repository import ROOT
 
 from onnxamp._cli.command import group
 
@@ -39,6 +40,14 @@ def test_short_reports(columns: int, name: str) -> None:
         assert not [line for line in lines if line.strip() == "…"]
         assert any("…" in line and line.endswith("_out") for line in lines), "names lose their middle"
         assert lines[-1] != lines[0]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100])
+def test_short_lines_end_with_whole_clauses(columns: int) -> None:
+    lines = lines_of(columns, "convert", ROOT / "models/encoder.onnx", "-o", "out.onnx")
+    assert max(map(len, lines)) <= columns
+    for line in lines[3:]:
+        assert not line.endswith("…") or line.endswith(", …")
 
 
 @pytest.mark.parametrize("columns", [60, 80])
