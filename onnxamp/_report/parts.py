@@ -36,7 +36,7 @@ class Status(StrEnum):
     INEXACT = "inexact"
     FAILED = "failed"
     UNKNOWN = "unknown"
-    """Nothing was run, so nothing is known."""
+    """Nothing was run, or what was run says nothing sure."""
     NO_GAIN = "no-gain"
     """The result is right, but no better than the original. In JSON, it has passed."""
 
