@@ -342,7 +342,7 @@ def _sum(side: tuple[Term, ...]) -> str:
 def _quantized(op: str) -> Iterator[OpFact]:
     """Yield the float form of an op on integers."""
     if op in OPERATORS:
-        text = f"on integers what {OPERATORS[op].op} is on floats"
+        text = f"the form of {OPERATORS[op].op} for integers"
         yield OpFact("quantized", text, "operators.toml")
 
 

@@ -433,7 +433,7 @@ def expected_parts(
     yield table("expected", [cells], more=["measured"] if errors else ())
     told = f"Relative L2 errors of the worst output, from one backward pass through {count(expected.samples, 'sample')}."
     if expected.samples > 1 and expected.least is not None:
-        told = f"{told[:-1]}; on the best one {number(expected.least)} is expected."
+        told = f"{told[:-1]}; on the sample with the smallest error, {number(expected.least)} is expected."
     yield Statement(told)
     if expected.jumps:
         yield Statement(

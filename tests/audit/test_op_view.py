@@ -75,7 +75,7 @@ def test_versions_of_the_runtime_differ():
 
 def test_upgrades_and_quantized_forms():
     assert "to version 4: set axis 1" in topics("Concat")["upgrade"]
-    assert topics("QLinearConv")["quantized"] == ["on integers what Conv is on floats"]
+    assert topics("QLinearConv")["quantized"] == ["the form of Conv for integers"]
 
 
 def test_hazards_begin_at_ops_that_facts_name():
