@@ -40,9 +40,12 @@ class Environment(NamedTuple):
             return
         if not self.python.exists():
             self.create()
-        print(f"Installing onnxamp and what it needs into {self.path.name} (about 640 MB, once) ...", file=sys.stderr)
+        told = f"Installing onnxamp and what it needs into {self.path.name}: about 640 MB, once; minutes ..."
+        print(told, file=sys.stderr)
         target = f"{ROOT}[{extra}]" if extra else str(ROOT)
-        pip = [str(self.python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        pip = [str(self.python), "-m", "pip", "install", "--disable-pip-version-check"]
+        if not sys.stderr.isatty():  # a log needs no progress; someone who waits does
+            pip.append("--quiet")
         run([*pip, "-e", target, *pinned])
         (self.path / f"onnxamp-{extra}.stamp").write_text(wanted)
 

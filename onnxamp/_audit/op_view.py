@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields
 from itertools import chain, groupby
+from types import ModuleType
 from typing import Any, Final
 
 from onnx.defs import get_all_schemas_with_history
@@ -20,10 +21,11 @@ from onnxamp._facts.exponents import ALL, Term, exponent_rules
 from onnxamp._facts.kernels import float32_accumulators, kernel_table
 from onnxamp._facts.ops import op_facts
 from onnxamp._facts.providers import placement_rules
-from onnxamp._facts.tables import target_json, target_table
+from onnxamp._facts.tables import read_table, target_json, target_table
 from onnxamp._facts.targets import known_versions, targets
 from onnxamp._gradients.pointwise import FORMULAS
-from onnxamp._gradients.walk import RULES as GRADIENTS
+from onnxamp._gradients.walk import RULE_MODULES as GRADIENTS
+from onnxamp._graph.bounds.bounds import RULE_MODULES as BOUNDS
 from onnxamp._graph.match import form_table
 from onnxamp._graph.quantized import OPERATORS
 from onnxamp._options.lists import (
@@ -76,7 +78,8 @@ class OpView(Shown):
 
 
 def describe_op(op: str) -> OpView:
-    """Return all that is known of an op: lists, kernels, hazards, gradients, folds, upgrades, and what it computes.
+    """Return all that is known of an op: lists, kernels, hazards, gradients, bounds, folds, upgrades, and what it
+    computes.
 
     Args:
         op: the op type, with the domain outside ai.onnx ("com.microsoft::Gelu").
@@ -257,9 +260,29 @@ def _gradients(op: str) -> Iterator[OpFact]:
         text = formula if isinstance(formula, str) else "; ".join(formula)
         yield OpFact("gradient", text, "gradients.toml")
         return
-    is_known = op in GRADIENTS
-    text = "a rule in code" if is_known else "no rule, so no gradient passes it"
-    yield OpFact("gradient", text, "onnxamp/_gradients")
+    file = _file_with(op, GRADIENTS)
+    text = "a rule in code" if file else "no rule, so no gradient passes it"
+    yield OpFact("gradient", text, file or "onnxamp/_gradients")
+
+
+def _bounds(op: str) -> Iterator[OpFact]:
+    """Yield the formula of the bound of its first output, or the module with its rule."""
+    formulas = read_table("bounds")
+    if op in formulas:
+        yield OpFact("bound", formulas[op], "bounds.toml")
+        return
+    file = _file_with(op, BOUNDS)
+    text = "a rule in code" if file else "no rule, so nothing is proven of its results"
+    yield OpFact("bound", text, file or "onnxamp/_graph/bounds")
+
+
+def _file_with(op: str, modules: tuple[ModuleType, ...]) -> str:
+    """Return the file of the module that has a rule for the op; "" if there is none."""
+    # Of several rules, the last one applies.
+    for module in reversed(modules):
+        if op in module.RULES:
+            return f"{module.__name__.replace('.', '/')}.py"
+    return ""
 
 
 def _folds(op: str) -> Iterator[OpFact]:
@@ -319,7 +342,7 @@ def _sum(side: tuple[Term, ...]) -> str:
 def _quantized(op: str) -> Iterator[OpFact]:
     """Yield the float form of an op on integers."""
     if op in OPERATORS:
-        text = f"on integers what {OPERATORS[op].op} is on floats"
+        text = f"the form of {OPERATORS[op].op} for integers"
         yield OpFact("quantized", text, "operators.toml")
 
 
@@ -347,6 +370,7 @@ _TOPICS: Final[tuple[Callable[[str], Iterator[OpFact]], ...]] = (
     _kernels,
     _of_targets,
     _gradients,
+    _bounds,
     _folds,
     _upgrades,
     _relations,

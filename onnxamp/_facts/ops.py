@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -232,6 +232,11 @@ def op_facts() -> OpFacts:
     facts: dict[str, Any] = dict(columns)
     for name, ops in sets.items():
         facts[name] = frozenset(ops)
+    unread = facts.keys() - {field.name for field in fields(OpFacts)}
+    if unread:
+        raise TypeError(
+            f"ops.toml uses {', '.join(sorted(unread))}: add a field for it to OpFacts in onnxamp/_facts/ops.py."
+        )
     return OpFacts(
         **facts,
         moves_data=frozenset(moves_data),

@@ -15,7 +15,7 @@ from onnx.helper import make_tensor_value_info
 
 from onnxamp._base.errors import GradientError, ModelError
 from onnxamp._facts.dtypes import FLOAT, FLOAT16, Format
-from onnxamp._facts.ops import attribute, op_key
+from onnxamp._facts.ops import attribute, op_facts, op_key
 from onnxamp._facts.providers import Profile
 from onnxamp._gradients.quantized import QUANTIZE
 from onnxamp._gradients.recurrent import UNROLLED
@@ -148,6 +148,9 @@ class WrittenPiece:
         """Write the cost of rounding a value, with and without the error of the target's accumulator."""
         outer = self.turns.get(name, name)
         error = self._error(exact, exact)
+        if self._may_mask(name, value):
+            # A conversion saturates them, which the nodes that they mask do not show.
+            error = (exact.op("Abs") < SENTINEL).where(error, 0.0)
         self._note((outer, ""), gradient, error)
         if name in self.shared:
             self._share(name, value, error)
@@ -159,6 +162,13 @@ class WrittenPiece:
         if nodes:
             summed = replace(exact, name=nodes[-1].output[0])
             self._note((outer, SUMMED), gradient, self._error(summed, exact))
+
+    def _may_mask(self, name: str, value: int) -> bool:
+        """Return whether a value is a weight that may hold sentinels; no factor of a product does."""
+        if name in self.flow.maker or name in self.flow.inputs:
+            return False  # ``partial`` has those that do
+        readers = {self.graph.nodes[node].key for node, _ in self.graph.uses[value]}
+        return not readers <= op_facts().contractions
 
     def _share(self, name: str, value: int, error: Tensor) -> None:
         """Write the cost of rounding a value for each of its readers."""

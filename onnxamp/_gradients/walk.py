@@ -25,12 +25,11 @@ from onnxamp._model.protos import opset_imports
 from onnxamp._options.doors import door
 from onnxamp._options.values import checked_names
 
+RULE_MODULES: Final = (attention, linear, movement, pointwise, quantized)
+"""The modules with the rules."""
+
 RULES: Final[Mapping[str, Rule]] = {
-    **attention.RULES,
-    **linear.RULES,
-    **movement.RULES,
-    **pointwise.RULES,
-    **quantized.RULES,
+    op: rule for module in RULE_MODULES for op, rule in module.RULES.items()
 }
 """Rules by key of the op."""
 

@@ -30,6 +30,8 @@ from onnxamp._report.parts import (
 _NOTABLE: Final = 0.1
 """The difference from equal speed beyond which a head does not call two models as fast."""
 
+_UNSURE: Final = "single runs vary too much to be sure"
+
 
 def bench_report(report: BenchReport) -> Report:
     """Return the report of models timed side by side, the others compared with the first."""
@@ -84,7 +86,8 @@ def _verdict(report: BenchReport) -> Headline:
         ratios = [ratio for ratio in own if ratio]
         standings.setdefault(_standing(ratios, first), []).append(model)
     told = ", and ".join(f"{_are(models)} {how}" for how, models in standings.items())
-    return Headline(Status.PASSED, f"{told}.")
+    is_sure = not any(how.endswith(_UNSURE) for how in standings)
+    return Headline(Status.PASSED if is_sure else Status.UNKNOWN, f"{told}.")
 
 
 def _standing(ratios: Sequence[TimeRatio], first: str) -> str:
@@ -97,7 +100,7 @@ def _standing(ratios: Sequence[TimeRatio], first: str) -> str:
     for is_faster, ratio in ((ratio.value > 1, ratio) for ratio in ratios):
         if abs(ratio.value - 1) > _NOTABLE:
             which = "faster" if is_faster else "slower"
-            return f"{which} than {first} by the median, but single runs vary too much to be sure"
+            return f"{which} than {first} by the median, but {_UNSURE}"
     return f"as fast as {first}, within the spread"
 
 

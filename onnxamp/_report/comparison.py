@@ -207,7 +207,7 @@ def range_figures(diff: DiffReport | None) -> Iterator[Figure]:
         share = f"{proof.proven:,} of {proof.values:,}"
         told = f"{diff.lowest} values, for every input{within(proof)}"
         if not proof.proven and not proof.assumed:
-            told = f"{diff.lowest} values (--input-range tells what inputs hold)"
+            told = f"{diff.lowest} values (--input-range states the ranges of inputs)"
         yield Figure("proven in range", share, told)
     found = diff.headroom
     if found is not None:

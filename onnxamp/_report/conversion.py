@@ -327,7 +327,7 @@ def _weakness(validation: DiffReport) -> str:
     """Return what keeps a result that passed from being as good as usual."""
     if validation.warnings:
         return "with a larger error than usual"
-    return "but ONNX Runtime opens it only with other options than its default"
+    return "but ONNX Runtime opens it only with options that are not its default"
 
 
 def _why_nothing(conversion: Conversion) -> str:

@@ -14,7 +14,7 @@ _BELOW: Final = 22
 _ABOVE: Final = 4
 """Powers of two of the axis above it."""
 
-_LEGEND: Final = "Full: seen on samples; half: inputs made to be hard; light: no input comes further."
+_LEGEND: Final = "█ reached on samples, ▓ on inputs made to be hard, ░ at most, by proof. The line is the end of the type."
 """The parts of a gauge by their shades; the page, which has colors, has its own legend."""
 
 
@@ -26,9 +26,9 @@ def headroom_section(rooms: Sequence[Room], dtype: str) -> Section:
     limit = low.max_finite
     gauges = tuple(_gauge(room, limit) for room in rooms)
     columns = ("value", "seen", "stressed", "proven", f"largest |x|, to {limit:g}")
-    told = f"Values with the least headroom in {dtype}. Each step doubles."
+    told = f"Values closest to the end of {dtype}. Each step of a bar doubles the magnitude."
     if all(room.seen is None for room in rooms):
-        told += " --inputs shows how far samples come."
+        told += " --inputs adds how far samples come."
     return section(
         "Headroom",
         hint(told),

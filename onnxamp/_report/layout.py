@@ -1,7 +1,7 @@
 """Text and tables on a terminal: what is folded, what loses its middle, and how wide columns are."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from rich.cells import cell_len, set_cell_size
@@ -17,6 +17,8 @@ GAP: Final = 2
 """Columns of the terminal between those of a table, and before the first."""
 FOLDED: Final = 20
 """Width that names and prose keep while there is a column to leave out."""
+READABLE: Final = 30
+"""Width below which prose is a column of single words: it then stands in lines of its own, below its row."""
 _WORD: Final = 12
 """The same for a word in the title of a column of numbers, and for a name in a sentence."""
 _GLUE: Final = "\ue000"
@@ -41,13 +43,15 @@ def grid_of(
     rows: Sequence[TableRow],
     columns: Sequence[Sequence[Text]],
     widths: Mapping[int, int],
+    *,
+    has_titles: bool = True,
 ) -> Grid:
     """Return a table whose columns have these widths: prose is folded, and names lose their middle."""
     grid = Grid(
         box=None,
         padding=(0, GAP, 0, 0),
         pad_edge=False,
-        show_header=any(part.columns),
+        show_header=has_titles and any(part.columns),
         header_style="dim",
     )
     grid.add_column(no_wrap=True)
@@ -77,10 +81,24 @@ def unaligned(part: Table, rows: Sequence[TableRow]) -> Iterator[Text]:
         yield Text(" " * GAP + printable(joined), no_wrap=True, overflow="ignore")
 
 
+def prose_below(
+    part: Table, columns: Sequence[Sequence[Text]], widths: Mapping[int, int]
+) -> list[int]:
+    """Return the columns of prose if one of them would be too narrow to read: all then stand below their rows."""
+    is_narrow = any(
+        widths.get(at, READABLE) < min(READABLE, natural_width(columns[at]))
+        for at in part.prose
+    )
+    return list(part.prose) if is_narrow else []
+
+
 def column_widths(
-    part: Table, columns: Sequence[Sequence[Text]], room: int
+    part: Table,
+    columns: Sequence[Sequence[Text]],
+    room: int,
+    below: Collection[int] = (),
 ) -> Mapping[int, int]:
-    """Return the columns to show, each with its width.
+    """Return the columns to show, each with its width, but for those that stand below the rows.
 
     Numbers and drawings are never cut; what is left is shared by the others.
     """
@@ -88,7 +106,7 @@ def column_widths(
     uncut = {*part.right, *part.drawn}
     least = [_least(columns[at], is_whole=at in uncut) + GAP for at in every]
     natural = [natural_width(column) + GAP for column in columns]
-    shown = list(every)
+    shown = [at for at in every if at not in below]
     for at in _leaving(part, columns):
         if at in shown and sum(least[position] for position in shown) > room:
             shown.remove(at)
@@ -122,6 +140,16 @@ def middle_cut(text: str, width: int) -> str:
     while cell_len(tail) > room:
         tail = tail[1:]
     return f"{head}…{tail}"
+
+
+def clauses_cut(sentence: str, room: int) -> str:
+    """Return a sentence that fits, without its last clauses if it is too long; clauses end with commas."""
+    safe = printable(sentence)
+    if cell_len(safe) <= room:
+        return safe
+    end = set_cell_size(safe, max(room - 1, 0)).rfind(", ")
+    # A first clause that is too long is left to be cut where it ends.
+    return f"{safe[: end + 2]}…" if end > 0 else safe
 
 
 def name_cut(sentence: str, room: int) -> str:

@@ -36,7 +36,7 @@ class Status(StrEnum):
     INEXACT = "inexact"
     FAILED = "failed"
     UNKNOWN = "unknown"
-    """Nothing was run, so nothing is known."""
+    """Nothing was run, or what was run says nothing sure."""
     NO_GAIN = "no-gain"
     """The result is right, but no better than the original. In JSON, it has passed."""
 
@@ -86,8 +86,9 @@ class Table(NamedTuple):
 
     ``shown`` limits the rows on the terminal, where -v shows all of them. ``key`` names the rows on the page
     (``key-0``, ``key-1``, ...). The columns in ``drawn`` hold drawings, which no terminal cuts. On a narrow terminal,
-    the columns in ``prose`` are folded, names lose their middle, and
-    then the columns in ``drop`` are left out, in this order; if it is None, from the right, all but the first.
+    the columns in ``prose`` are folded, or stand below their rows if they would be too narrow to read, and names lose
+    their middle. Then the columns in ``drop`` are left out, in this order; if it is None, from the right, all but the
+    first.
     """
 
     columns: tuple[str, ...]
@@ -434,7 +435,7 @@ def expected_parts(
     yield table("expected", [cells], more=["measured"] if errors else ())
     told = f"Relative L2 errors of the worst output, from one backward pass through {count(expected.samples, 'sample')}."
     if expected.samples > 1 and expected.least is not None:
-        told = f"{told[:-1]}; on the best one {number(expected.least)} is expected."
+        told = f"{told[:-1]}; on the sample with the smallest error, {number(expected.least)} is expected."
     yield Statement(told)
     if expected.jumps:
         yield Statement(

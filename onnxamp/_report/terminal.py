@@ -1,12 +1,13 @@
 """Reports on a terminal. Names come from the model: markup and control characters in them are shown, not obeyed.
 
 Verdict, files and key figures come first. A long report ends with the verdict in one line, and the next steps. Numbers
-are never broken, and keep their units; names and prose are folded. If that is not enough, columns of a table are left
-out, and named below it.
+are never broken, and keep their units; names lose their middle, and prose is folded. Where a column would be too narrow
+to read it, the prose of a table stands below its rows. If that is not enough, columns are left out, and named below the
+table.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,12 +29,14 @@ from onnxamp._report.layout import (
     GAP,
     MARKS,
     SHOWN,
+    clauses_cut,
     column_widths,
     grid_of,
     hanging,
     middle_cut,
     name_cut,
     natural_width,
+    prose_below,
     text_of,
     unaligned,
 )
@@ -50,6 +53,7 @@ from onnxamp._report.parts import (
     Statement,
     Status,
     Table,
+    TableRow,
     bars_table,
     gauges_table,
     hint,
@@ -276,10 +280,17 @@ class _Rendering:
         if self.whole and natural > width:
             yield from unaligned(part, rows)
         else:
-            widths = column_widths(part, columns, width - lead + GAP)
-            yield grid_of(part, rows, columns, widths)
+            room = width - lead + GAP
+            widths = column_widths(part, columns, room)
+            below = prose_below(part, columns, widths)
+            if below:
+                widths = column_widths(part, columns, room, below)
+                yield from _with_prose_below(part, rows, columns, widths, below)
+            else:
+                yield grid_of(part, rows, columns, widths)
+            apart = {*widths, *below}
             hidden = (
-                part.columns[at] for at in range(len(columns)) if at not in widths
+                part.columns[at] for at in range(len(columns)) if at not in apart
             )
             if left := ", ".join(filter(None, hidden)):
                 text = f"Left out for lack of space: {left}."
@@ -344,18 +355,17 @@ def _title(section: Section) -> str:
 
 def _more(titles: Sequence[str], width: int) -> Grid:
     """Return the line that says what -v shows."""
-    text = text_of(f"-v shows more: {', '.join(titles)}.", "dim")
-    text.truncate(width - 2 * GAP, overflow="ellipsis")
-    return hanging(" ", text)
+    text = f"-v shows more: {', '.join(titles)}."
+    return hanging(" ", text_of(clauses_cut(text, width - 2 * GAP), "dim"))
 
 
 def _figure_lines(figures: Sequence[Figure], width: int) -> Iterator[Text]:
     """Yield key figures, each in a line of its own."""
     room = _remark_room(figures, width)
-    rows = [
-        list(map(text_of, (one.label, one.value, name_cut(one.remark, room))))
-        for one in figures
-    ]
+    rows = list[list[Text]]()
+    for one in figures:
+        remark = clauses_cut(name_cut(one.remark, room), room)
+        rows.append(list(map(text_of, (one.label, one.value, remark))))
     widths = [max(row[at].cell_len for row in rows) for at in (0, 1)]
     for label, value, remark in rows:
         remark.truncate(room, overflow="ellipsis")
@@ -461,6 +471,25 @@ def _brief(report: Report, width: int) -> Iterator[RenderableType]:
     for item in problems(report):
         label = f"{item.label}: " if item.label else ""
         yield hanging(_SIGNS[item.level], text_of(label + item.text))
+
+
+def _with_prose_below(
+    part: Table,
+    rows: Sequence[TableRow],
+    columns: Sequence[Sequence[Text]],
+    widths: Mapping[int, int],
+    below: Sequence[int],
+) -> Iterator[RenderableType]:
+    """Yield the rows of a table, each followed by the prose for which its columns have no room."""
+    yield grid_of(part, (), columns, widths)
+    for number, row in enumerate(rows, 1):
+        own = [(column[0], column[number]) for column in columns]
+        yield grid_of(part, (row,), own, widths, has_titles=False)
+        for at in below:
+            # One column needs no title: the reason of a decision explains itself.
+            title = f"{part.columns[at]}: " if len(below) > 1 else ""
+            if row.cells[at]:
+                yield hanging("  ", text_of(title + row.cells[at], "dim"), "  ")
 
 
 def _steps(steps: tuple[NextStep, ...]) -> Iterator[RenderableType]:

@@ -57,7 +57,9 @@ def test_convert_model_signature() -> None:
 def test_keywords_are_the_fields_of_the_options() -> None:
     """Type checkers know the keywords of a TypedDict alone: it holds what Options has."""
     keywords = get_type_hints(OptionKeywords)
-    assert [*keywords] == [item.name for item in fields(Options) if item.name != "level"], "OptionKeywords"
+    assert [*keywords] == [item.name for item in fields(Options) if item.name != "level"], (
+        "the fields of Options and OptionKeywords (onnxamp/_options/options.py) differ in names or order"
+    )
     for name, literal in (("dtype", DtypeName), ("lists", PresetName)):
         assert keywords[name] == literal or literal in get_args(keywords[name])
         assert all(Options.of("O2", {name: value}) for value in get_args(literal))
@@ -68,7 +70,8 @@ def test_convert_model_describes_every_option() -> None:
     """The reference shows its docstring."""
     described = re.findall(r"^    (\w+(?:, \w+)*):", getdoc(onnxamp.convert_model) or "", re.MULTILINE)
     named = {name for names in described for name in names.split(", ")}
-    assert [item.name for item in fields(Options) if item.name not in named] == []
+    missing = [item.name for item in fields(Options) if item.name not in named]
+    assert missing == [], "describe them in the docstring of convert_model (onnxamp/_job/api.py)"
 
 
 @pytest.mark.parametrize("target", target_names())

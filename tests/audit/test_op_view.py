@@ -45,7 +45,21 @@ def test_a_normalization():
     assert any("accumulated in float32 since 1.27" in text for text in found["accumulator"])
     assert any(text.startswith("on the black list of default, except where kernels") for text in found["list"])
     assert "inputs [... h], [h], [h]" in found["shapes"]
+    assert found["bound"] == found["gradient"] == ["a rule in code"]
     assert found["exactness"] == ["not exact: low precision rounds its results"]
+
+
+def test_rules_in_code_name_their_module():
+    files = {fact.topic: fact.file for fact in onnxamp.describe_op("LayerNormalization").facts}
+    assert files["gradient"] == "onnxamp/_gradients/pointwise.py"
+    assert files["bound"] == "onnxamp/_graph/bounds/normalized.py"
+
+
+def test_a_bound_as_a_formula():
+    facts = onnxamp.describe_op("Tanh").facts
+    assert [(fact.text, fact.file) for fact in facts if fact.topic == "bound"] == [
+        ("within(x, through(tanh, x))", "bounds.toml")
+    ]
 
 
 def test_lists_are_those_of_the_presets():
@@ -61,7 +75,7 @@ def test_versions_of_the_runtime_differ():
 
 def test_upgrades_and_quantized_forms():
     assert "to version 4: set axis 1" in topics("Concat")["upgrade"]
-    assert topics("QLinearConv")["quantized"] == ["on integers what Conv is on floats"]
+    assert topics("QLinearConv")["quantized"] == ["the form of Conv for integers"]
 
 
 def test_hazards_begin_at_ops_that_facts_name():

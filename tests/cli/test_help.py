@@ -136,7 +136,8 @@ class TestRows:
 
     def test_all_fields_can_be_set_but_those_that_only_python_and_plans_know(self) -> None:
         others = {"level", "folded", "rescaling", "unsound", "rule", "strict_options"}
-        assert {*spelled_fields()} == {item.name for item in fields(Options)} - others
+        # A new field needs a row in onnxamp/_data/options.toml, or a place among the others here.
+        assert {*spelled_fields()} ^ ({item.name for item in fields(Options)} - others) == set()
 
     @pytest.mark.parametrize("name", spelled_fields())
     def test_defaults_are_those_of_options(self, name: str) -> None:

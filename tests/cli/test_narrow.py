@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from commands import saved
+from repository import ROOT
 
 from onnxamp._cli.command import group
 
@@ -41,6 +42,14 @@ def test_short_reports(columns: int, name: str) -> None:
         assert lines[-1] != lines[0]
 
 
+@pytest.mark.parametrize("columns", [60, 80, 100])
+def test_short_lines_end_with_whole_clauses(columns: int) -> None:
+    lines = lines_of(columns, "convert", ROOT / "models/encoder.onnx", "-o", "out.onnx")
+    assert max(map(len, lines)) <= columns
+    for line in lines[3:]:
+        assert not line.endswith("…") or line.endswith(", …")
+
+
 @pytest.mark.parametrize("columns", [60, 80])
 def test_details(columns: int) -> None:
     model = saved(MODEL)
@@ -56,3 +65,28 @@ def test_a_run_that_gains_nothing_says_what_to_change() -> None:
     assert len(lines) <= 4
     assert lines[0].startswith("! ")
     assert lines[-1].endswith((".", "…"))
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80])
+def test_reasons_are_never_folded_into_a_few_columns(columns: int) -> None:
+    """They stand below their rows where the columns beside them leave no room."""
+    lines = lines_of(columns, "inspect", saved(MODEL), "--level", "O1", "-v")
+    assert max(map(len, lines)) <= columns
+    rows = [at for at, line in enumerate(lines) if " Softmax " in f"{line} " and "float32" in line]
+    assert rows
+    for at in rows:
+        reason = lines[at + 1].strip()
+        assert len(lines[at + 1]) - len(lines[at + 1].lstrip()) < 8, "the reason begins at the left"
+        assert len(reason) > 20
+
+
+def test_all_prose_of_a_table_stands_below_its_rows() -> None:
+    lines = lines_of(60, "lists", "--op", "Softmax")
+    assert max(map(len, lines)) <= 60
+    assert any(line.strip().startswith("fact: ") for line in lines)
+    assert any(line.strip().startswith("source: ") for line in lines)
+
+
+def test_reasons_stay_beside_their_rows_where_there_is_room() -> None:
+    lines = lines_of(140, "inspect", saved(MODEL), "--level", "O1", "-v")
+    assert any(line.split()[-1:] != ["float32"] and " Softmax " in line and "float32" in line for line in lines)

@@ -294,6 +294,17 @@ def make(op: str, inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProt
 TOTAL = make("ReduceSum", "y", "loss", keepdims=0)
 
 
+INTEGERS = {"ConvInteger", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "QuantizeLinear", "Size"}
+"""Ops without a derivative that errors pass all the same; tests/gradients/test_sensitivity.py measures them."""
+
+
+def test_every_rule_of_a_standard_op_has_a_case() -> None:
+    """Ops of ONNX Runtime have theirs in test_contrib.py, and Casts one below."""
+    tried = {node.op_type for case in CASES for node in case.model().graph.node}
+    standard = {op for op in RULES if onnx.defs.has(op)}
+    assert standard - tried - INTEGERS - {"Cast"} == set(), "add cases to the lists at the head of this file"
+
+
 def test_each_op_has_its_rule_in_one_module() -> None:
     modules = (attention, linear, movement, pointwise, quantized)
     assert len(RULES) == sum(len(module.RULES) for module in modules)

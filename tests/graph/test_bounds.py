@@ -131,6 +131,11 @@ def test_loops_that_run_long_stay_within_their_bounds():
         assert violations(made.model, made.feeds)[0] == []
 
 
+def test_random_models_try_every_rule_of_a_standard_op():
+    standard = {op for op in rules() if onnx.defs.has(op)}
+    assert standard - set(OPS) == set(), "add rows to tests/strategies/ops.toml"
+
+
 @pytest.mark.parametrize("op", sorted(read_table("bounds")))
 def test_each_formula_bounds_numbers_of_a_known_range(op):
     domain, _, name = op.rpartition("::")

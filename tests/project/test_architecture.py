@@ -58,9 +58,15 @@ def test_picture_names_all_rooms():
     assert named == {room or "onnxamp" for room in ROOMS} - {"__main__"}
 
 
-def test_files_and_rooms_that_the_text_names_exist():
-    named = {name for name in FILE.findall(TEXT) if not name.startswith("import")}
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_files_that_a_page_names_exist(page):
+    named = set(FILE.findall((ROOT / page).read_text(encoding="utf-8")))
+    # Not those that a reader adds or builds.
+    named = {name for name in named if not name.startswith(("import", "build/")) and "NAME" not in name}
     assert named
     missing = [name for name in named if not any((folder / name).exists() for folder in (ROOT, ROOT / "onnxamp"))]
     assert missing == []
+
+
+def test_rooms_that_the_text_names_exist():
     assert {room.rstrip("/") for room in re.findall(r"`(_[a-z]+)/?`", TEXT)} <= set(ROOMS)

@@ -56,6 +56,24 @@ def test_it_comes_from_the_nodes_that_round() -> None:
     assert first.share > 0.9
 
 
+@pytest.mark.parametrize("op", ["Mul", "Where"])
+def test_sentinels_among_weights_cost_nothing(op: str) -> None:
+    """A conversion saturates them. A row of which nothing is left has a gradient, so that infinity would cost a lot."""
+    masked = {
+        "Mul": "far = Mul (hidden, lowest)",
+        "Where": "gone = Greater (hidden, half) far = Where (gone, lowest, none)",
+    }
+    text = f"""(float[5,7] x, float[5,7] hidden) => (float[5,7] y)
+        <float lowest = {{-3.4028235e38}}, float half = {{0.5}}, float none = {{0.0}}> {{
+        {masked[op]} seen = Add (x, far) z = Softmax (seen) y = Mul (z, x) }}"""
+    hidden = np.ones((5, 7), np.float32)
+    hidden[1, :4] = 0
+    sample = {"x": RANDOM.normal(size=(5, 7)).astype(np.float32), "hidden": hidden}
+    found = expected(parse(text, 18), "O3", samples=sample)
+    assert found.error is not None
+    assert found.error < 0.01
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(
     "options",

@@ -171,7 +171,7 @@ class _Raw:
 
     def path(self, node: Node) -> Iterator[Hazard]:
         """Yield the node, and the nodes from the inputs of the model to it."""
-        why = "subtracts from an input of the model numbers as large as it"
+        why = "subtracts numbers that are as large as the model's input"
         yield Hazard(node.index, KIND, why)
         yield from self.back(node)
 

@@ -39,7 +39,7 @@ def dynamic_sums(graph: Graph, low: Format) -> Iterator[Hazard]:
     """
     seen = set[int]()
     for node in _scattered(graph, low):
-        why = "adds up one by one what falls on an element"
+        why = "adds the updates of an element one after the other"
         yield Hazard(node.index, KIND, why, unless=counts_exactly(graph, node))
         if low.is_narrow:
             yield from _unfinished(graph, node, seen, low)
@@ -62,7 +62,7 @@ def dynamic_sums(graph: Graph, low: Format) -> Iterator[Hazard]:
         # As far as is known, the number of terms does not depend on the sizes of inputs.
         if few is None or many is None or few == many:
             continue
-        why = "sums up as many elements as an input has along an axis"
+        why = "sums along an axis that is as long as the input makes it"
         yield Hazard(node.index, KIND, why, unless=in_range(graph, node, low))
         yield from _unfinished(graph, node, seen, low)
 
@@ -71,7 +71,7 @@ def _unfinished(
     graph: Graph, node: Node, seen: set[int], low: Format
 ) -> Iterator[Hazard]:
     """Yield the nodes that read a sum before it is divided."""
-    why = f"reads the sum {node.label!r} before it is divided by anything"
+    why = f"reads the sum of {node.label!r} before anything divides it"
     for reader in _readers(graph, node, seen):
         yield Hazard(reader.index, KIND, why, unless=in_range(graph, reader, low))
 

@@ -124,7 +124,10 @@ def _vanishes(number: float, low: Format) -> bool:
 def inverses(graph: Graph, low: Format) -> Iterator[Hazard]:
     """Yield nodes that compute or read the inverse of a guard, which is large where the guarded value is zero."""
     for node, guard, number, value in exploding(graph, low):
-        why = f"reaches {number:.6g} where what {guard.label!r} guards is zero; {low.name} ends at {low.max_finite:.6g}"
+        why = (
+            f"reaches {number:.6g} where the value that {guard.label!r} guards is zero;"
+            f" {low.name} ends at {low.max_finite:.6g}"
+        )
         yield Hazard(
             node.index,
             KIND,

@@ -26,7 +26,7 @@ def state_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
             claims = counts_exactly(graph, node, value)
             yield Hazard(index, KIND, why, value=value, unless=claims)
     for node in graph.nodes_of(op_facts().cumulative):
-        why = "multiplies all that comes before"
+        why = "multiplies all elements up to each one"
         yield Hazard(node.index, KIND, why, unless=counts_exactly(graph, node))
 
 

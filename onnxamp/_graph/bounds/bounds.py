@@ -513,8 +513,11 @@ def _width(graph: Graph, value: int) -> int | None:
     return shape[-1] if shape else 1
 
 
+RULE_MODULES: Final = (formulas, moved, normalized, products, sources)
+"""The modules with the rules."""
+
+
 @cache
 def rules() -> Rules:
     """Return all rules by op."""
-    modules = formulas, moved, normalized, products, sources
-    return {op: rule for module in modules for op, rule in module.RULES.items()}
+    return {op: rule for module in RULE_MODULES for op, rule in module.RULES.items()}
