@@ -149,10 +149,17 @@ def _folded_first(options: Options) -> frozenset[str]:
     return folded_first(options.target) | ({BATCH_NORM} if parts else frozenset())
 
 
-def apply(draft: Draft, options: Options) -> PassResult:
+def apply(
+    draft: Draft, options: Options, folds: Sequence[Fold] | None = None
+) -> PassResult:
     """Fold decomposed patterns into the equivalent standard ops; return the same draft if there is nothing to fold.
 
     The model is upgraded if an op needs it, as far as ``options.opset`` allows and the target loads it.
+
+    Args:
+        draft: the model.
+        options: the options of the conversion, which name the patterns to fold.
+        folds: the folds that they name, if these are found already.
 
     Raises:
         ModelError: the model breaks a rule of ONNX.
@@ -167,8 +174,11 @@ def apply(draft: Draft, options: Options) -> PassResult:
     spared = find_overrides(graph, options).of_node.keys() if kinds else set[int]()
     with_weights = options.folds or BATCH_NORM in kinds
 
-    def selected(*, with_weights: bool) -> list[Fold]:
+    def selected(*, with_weights: bool) -> Sequence[Fold]:
         """Return the folds that the options ask for."""
+        # Those that were found already are all, unless the target asks for more, or an upgrade has changed the graph.
+        if folds is not None and not kinds and graph is draft.graph:
+            return folds
         # Folds into weights hold these in memory, so they are not cached.
         found = (
             find_folds(graph)
