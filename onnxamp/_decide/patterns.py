@@ -414,12 +414,15 @@ def _last_nodes(graph: Graph, patterns: Iterable[Match]) -> dict[int, set[str]]:
     """Return possible last nodes of forms -> core types of the patterns that contain them or end before them."""
     cores = defaultdict[int, set[str]](set)
     for match in patterns:
+        reached = set(match.nodes)
+        for value in chain.from_iterable(graph.nodes[it].writes for it in match.nodes):
+            if graph.passing:
+                reached.update(node.index for node in readers_of(graph, value))
+            else:
+                reached.update([reader for reader, _ in graph.uses[value]])
         core = graph.nodes[match.core].key
-        for node in graph.at(match.nodes):
-            cores[node.index].add(core)
-            for value in node.outputs:
-                for reader in readers_of(graph, value):
-                    cores[reader.index].add(core)
+        for index in reached:
+            cores[index].add(core)
     return cores
 
 

@@ -38,9 +38,11 @@ def apply_folds(view: View, folds: Sequence[Fold], model: ModelProto) -> None:
     Complexity: linear in nodes and in the size of the folds.
     """
     nodes, weights = _going(view, folds)
+    adds_weights = any(len(fold.reads) < len(fold.inputs) for fold in folds)
     # A new weight may have the name of one that goes.
-    taken = view.all_names() - {view.values[value].name for value in weights}
-    editor = GraphEditor(view, model, NewNames(taken))
+    lost = {view.values[value].name for value in weights}
+    names = NewNames(view.all_names() - lost) if adds_weights else None
+    editor = GraphEditor(view, model, names)
     editor.remove(*nodes)
     for value in weights:
         editor.drop_weight(value)
