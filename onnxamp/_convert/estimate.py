@@ -161,13 +161,6 @@ class Estimate:
                 needed = set(map(is_low.__getitem__, ports.read[value]))
                 yield value, is_low[produced], needed
 
-    def least_time(self, high: AbstractSet[int]) -> float:
-        """Return the microseconds that all nodes take at least in one run with these in float32, without Casts."""
-        time = 0.0
-        for node, slow, fast in self.times:
-            time += slow if node in high else min(slow, fast)
-        return time
-
     def time(self, low: AbstractSet[int] = frozenset()) -> float:
         """Return the microseconds of all nodes in one run with these in low precision, without Casts."""
         time = 0.0

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from onnxamp._base.errors import ArgumentError, warn
-from onnxamp._convert.raising import prepare_raised
+from onnxamp._convert.raising import start_raised
 from onnxamp._decide.overrides import find_overrides
 from onnxamp._decide.unmatched import Unmatched, unmatched_names
 from onnxamp._graph.graph import Graph, graph_of
@@ -17,7 +17,7 @@ def misspelled(model: Model, options: Options) -> list[Unmatched]:
     """Return the names that match nothing, neither in the model as it is nor after folding and inlining.
 
     Raises:
-        As :func:`onnxamp._convert.raising.prepare_raised`.
+        As :func:`onnxamp._convert.raising.start_raised`.
     """
     found = unmatched_names(model.ask(graph_of), options) if options.has_names else ()
     if not found:
@@ -31,7 +31,7 @@ def _decided_on(model: Model, options: Options) -> tuple[Graph, Options]:
     """Return the graph whose nodes are decided, and the options, as far as both are known before measurements."""
     if options.lacks_ranges:
         options = replace(options, rescale=False, data_max=None)
-    return prepare_raised(model, options).graph, options
+    return start_raised(model, options).prepared(options).graph, options
 
 
 def refuse_misspelled(model: Model, options: Options) -> None:

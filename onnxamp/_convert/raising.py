@@ -11,26 +11,27 @@ from onnxamp._model.model import Model, weight_bytes
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
 from onnxamp._rewrite.casts import remove_redundant_casts
-from onnxamp._rewrite.prepare import Prepared, prepare
+from onnxamp._rewrite.prepare import Start, start
 
 
-def prepare_raised(model: Model, options: Options) -> Prepared:
-    """Prepare the model, raised to float32 first if the options say so.
+def start_raised(model: Model, options: Options) -> Start:
+    """Begin to prepare the model, raised to float32 first if the options say so.
 
     Raises:
         ArgumentError: the model holds low-precision values of a type other than it is said to come from. Others as
-            :func:`onnxamp._rewrite.prepare.prepare`, and, for weights that cannot be read, ExternalDataError.
+            :func:`onnxamp._rewrite.prepare.start`, and, for weights that cannot be read, ExternalDataError.
     """
     source = raised(model, options)
-    ready = prepare(source, options)
+    begun = start(source, options)
     if options.from_dtype is None:
-        return ready
+        return begun
+    done = begun.done
     if source is model:
         wanted = (
             "low-precision" if options.from_dtype == "auto" else options.from_dtype
         )
         note = f"The model has no {wanted} values, so --from has no effect."
-        return replace(ready, notes=(note, *ready.notes))
+        return replace(begun, done=replace(done, notes=(note, *done.notes)))
     warn(_changed(model.ask(graph_of), options))
     held = held_types(model.ask(graph_of))
     note = (
@@ -38,7 +39,7 @@ def prepare_raised(model: Model, options: Options) -> Prepared:
         " restore the digits that were rounded away."
     )
     widened = weight_bytes(source.proto) - model.stock.size
-    return replace(ready, notes=(note, *ready.notes), requested=True, widened=widened)
+    return Start(replace(done, notes=(note, *done.notes), requested=True), widened)
 
 
 def raised(model: Model, options: Options) -> Model:

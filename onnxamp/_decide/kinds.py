@@ -150,6 +150,10 @@ class HazardKind:
         facts = op_facts()
         return frozenset().union(*(getattr(facts, name) for name in self.looks_at))
 
+    def breaks_always(self, _op: str, _low: Format, _target: str, /) -> bool:
+        """Return whether each node of an op has the hazard on a target, whatever it reads."""
+        return False
+
     # -- what overrules it, and what it overrules -----------------------------------------------------------------
 
     def spared(self, _known: KnownNodes, /) -> AbstractSet[int]:
@@ -297,6 +301,11 @@ def hazards_on(graph: Graph, low: Format, target: str) -> list[Hazard]:
     return sorted(
         found, key=lambda hazard: (hazard.reason.harm is Harm.KERNEL, hazard.node)
     )
+
+
+def breaks_always(op: str, low: Format, target: str) -> bool:
+    """Return whether each node of an op has a hazard on a target, whatever it reads."""
+    return any(kind.breaks_always(op, low, target) for kind in kinds())
 
 
 def asked_hazards(graph: Graph, options: Options) -> list[Hazard]:

@@ -353,10 +353,8 @@ GROWING: Final = ("normalization", "softmax", "magnitude")
 """Kinds of decomposed ops with inner values, such as squares, that leave the range of inputs and results."""
 
 
-def growing_nodes(graph: Graph) -> frozenset[int]:
-    """Return the nodes of decomposed ops whose inner values leave the range that inputs and results have."""
-    matches = patterns_of(graph, *GROWING)
-    return frozenset().union(*(match.nodes for match in matches))
+TIED: Final = ("gelu", "silu", "normalization")
+"""Kinds of decomposed ops whose nodes need one precision, unless options split them."""
 
 
 def patterns_of(graph: Graph, *kinds: str) -> Iterator[Match]:
@@ -364,15 +362,23 @@ def patterns_of(graph: Graph, *kinds: str) -> Iterator[Match]:
     return (match for match in graph.ask(find_patterns) if match.kind in kinds)
 
 
-def find_forms(graph: Graph) -> Iterator[tuple[Node, Iterator[Match]]]:
+def find_forms(
+    graph: Graph, patterns: Iterable[Match] | None = None
+) -> Iterator[tuple[Node, Iterator[Match]]]:
     """Yield the nodes at which forms may end, producers first, each with the matches of the table's forms there.
 
     In each match, only the core's result is read from outside. Matches may overlap. A core may have several matches,
     the largest forms first. The search is lazy: a caller that takes the first match of a node pays for no other.
 
+    Args:
+        graph: the graph.
+        patterns: those to search; by default, all.
+
     Complexity: near linear. A form is tried only at the nodes of patterns, and at those directly after them.
     """
-    cores_at = _last_nodes(graph)
+    cores_at = _last_nodes(
+        graph, graph.ask(find_patterns) if patterns is None else patterns
+    )
     ending_in = form_table().ending_in
     search = FormSearch.of(graph)
     known = dict[tuple[object, ...], list[Form]]()
@@ -404,16 +410,19 @@ def _closed_matches(
                 yield match
 
 
-def _last_nodes(graph: Graph) -> dict[int, set[str]]:
+def _last_nodes(graph: Graph, patterns: Iterable[Match]) -> dict[int, set[str]]:
     """Return possible last nodes of forms -> core types of the patterns that contain them or end before them."""
     cores = defaultdict[int, set[str]](set)
-    for match in graph.ask(find_patterns):
+    for match in patterns:
+        reached = set(match.nodes)
+        for value in chain.from_iterable(graph.nodes[it].writes for it in match.nodes):
+            if graph.passing:
+                reached.update(node.index for node in readers_of(graph, value))
+            else:
+                reached.update([reader for reader, _ in graph.uses[value]])
         core = graph.nodes[match.core].key
-        for node in graph.at(match.nodes):
-            cores[node.index].add(core)
-            for value in node.outputs:
-                for reader in readers_of(graph, value):
-                    cores[reader.index].add(core)
+        for index in reached:
+            cores[index].add(core)
     return cores
 
 

@@ -20,7 +20,7 @@ from onnxamp._decide.kinds import (
 )
 from onnxamp._decide.listed import Listed, find_listed
 from onnxamp._decide.overrides import Overrides, find_overrides
-from onnxamp._decide.patterns import patterns_of
+from onnxamp._decide.patterns import TIED, patterns_of
 from onnxamp._decide.ports import PortVariables
 from onnxamp._decide.proofs import undisproved
 from onnxamp._decide.quantized_units import bounded_nodes
@@ -179,7 +179,7 @@ def _patterns(
     graph: Graph, wished: AbstractSet[int], listed: Listed
 ) -> Iterator[Sequence[int]]:
     """Yield the nodes of decomposed ops, which need one precision unless overrides or the user's lists split them."""
-    for match in patterns_of(graph, "gelu", "silu", "normalization"):
+    for match in patterns_of(graph, *TIED):
         is_split = match.kind != "normalization" and not wished.isdisjoint(match.nodes)
         if not is_split and listed.white.keys().isdisjoint(match.nodes):
             yield sorted(match.nodes)

@@ -38,9 +38,11 @@ def apply_folds(view: View, folds: Sequence[Fold], model: ModelProto) -> None:
     Complexity: linear in nodes and in the size of the folds.
     """
     nodes, weights = _going(view, folds)
+    adds_weights = any(len(fold.reads) < len(fold.inputs) for fold in folds)
     # A new weight may have the name of one that goes.
-    taken = view.all_names() - {view.values[value].name for value in weights}
-    editor = GraphEditor(view, model, NewNames(taken))
+    lost = {view.values[value].name for value in weights}
+    names = NewNames(view.all_names() - lost) if adds_weights else None
+    editor = GraphEditor(view, model, names)
     editor.remove(*nodes)
     for value in weights:
         editor.drop_weight(value)
@@ -149,10 +151,17 @@ def _folded_first(options: Options) -> frozenset[str]:
     return folded_first(options.target) | ({BATCH_NORM} if parts else frozenset())
 
 
-def apply(draft: Draft, options: Options) -> PassResult:
+def apply(
+    draft: Draft, options: Options, folds: Sequence[Fold] | None = None
+) -> PassResult:
     """Fold decomposed patterns into the equivalent standard ops; return the same draft if there is nothing to fold.
 
     The model is upgraded if an op needs it, as far as ``options.opset`` allows and the target loads it.
+
+    Args:
+        draft: the model.
+        options: the options of the conversion, which name the patterns to fold.
+        folds: the folds that they name, if these are found already.
 
     Raises:
         ModelError: the model breaks a rule of ONNX.
@@ -167,8 +176,11 @@ def apply(draft: Draft, options: Options) -> PassResult:
     spared = find_overrides(graph, options).of_node.keys() if kinds else set[int]()
     with_weights = options.folds or BATCH_NORM in kinds
 
-    def selected(*, with_weights: bool) -> list[Fold]:
+    def selected(*, with_weights: bool) -> Sequence[Fold]:
         """Return the folds that the options ask for."""
+        # Those that were found already are all, unless the target asks for more, or an upgrade has changed the graph.
+        if folds is not None and not kinds and graph is draft.graph:
+            return folds
         # Folds into weights hold these in memory, so they are not cached.
         found = (
             find_folds(graph)

@@ -399,6 +399,7 @@ def find_folds(graph: Graph, *, with_weights: bool = True) -> Sequence[Fold]:
     """Return the folds, none of which shares a node with another, producers first.
 
     Args:
+        graph: the graph.
         with_weights: also fold batch normalizations into weights, which reads and computes these.
 
     Complexity: linear in the matches of forms, see :func:`onnxamp._decide.patterns.find_forms`.
@@ -406,8 +407,23 @@ def find_folds(graph: Graph, *, with_weights: bool = True) -> Sequence[Fold]:
     folds = batch_norms(graph) if with_weights else []
     if with_weights and not folds:
         return graph.ask(find_folds, with_weights=False)
+    return [*folds, *folds_of(graph, folds=folds)]
+
+
+def folds_of(
+    graph: Graph,
+    patterns: Iterable[Match] | None = None,
+    folds: Iterable[Fold] = (),
+) -> Iterator[Fold]:
+    """Yield the folds of patterns, none of which shares a node with another, producers first.
+
+    Args:
+        graph: the graph.
+        patterns: the patterns; by default, all.
+        folds: others, whose nodes are taken.
+    """
     taken = set[int]().union(*(fold.nodes for fold in folds))
-    for core, found in find_forms(graph):
+    for core, found in find_forms(graph, patterns):
         if core.index in taken:
             continue
         fold = next(_complete(graph, found), None)
@@ -415,8 +431,7 @@ def find_folds(graph: Graph, *, with_weights: bool = True) -> Sequence[Fold]:
             continue
         if taken.isdisjoint(fold.nodes) and graph.hidden.isdisjoint(fold.reads):
             taken |= fold.nodes
-            folds.append(fold)
-    return folds
+            yield fold
 
 
 def _complete(graph: Graph, found: Iterable[Match]) -> Iterator[Fold]:

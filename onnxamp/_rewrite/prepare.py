@@ -1,7 +1,7 @@
 """Preparation of a model for analysis: the passes that rewrite it before anything is decided."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from onnxamp._base.errors import ArgumentError
@@ -24,6 +24,7 @@ from onnxamp._rewrite import (
     split_k,
     upgrade,
 )
+from onnxamp._rewrite.fold_search import Fold
 
 PASSES: Final = (
     inline.apply,
@@ -43,6 +44,9 @@ PASSES: Final = (
 Functions go first, because passes rewrite no nodes in them. Weights are frozen before constants are computed and
 folded, because a weight that callers can override is no constant.
 """
+
+_BEFORE_FOLDS: Final = PASSES[: PASSES.index(fold.apply)]
+_AFTER_FOLDS: Final = PASSES[len(_BEFORE_FOLDS) + 1 :]
 
 _UNCHECKED: Final = (mend.apply, compute.apply, casts.apply)
 _CHECKED: Final = tuple(one for one in PASSES if one not in _UNCHECKED)
@@ -75,8 +79,39 @@ class Prepared:
     unfolded: tuple[str, ...] = ()
 
 
-def prepare(model: Model, options: Options) -> Prepared:
-    """Prepare a copy of a model; a model that needs no preparation is analyzed as it is.
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A model before its patterns are folded: the same whatever is folded.
+
+    Attributes:
+        done: what the passes up to there did.
+        widened: see :class:`Prepared`.
+    """
+
+    done: PassResult
+    widened: int = 0
+
+    @property
+    def graph(self) -> Graph:
+        """The graph in which patterns are found."""
+        return self.done.graph
+
+    def prepared(
+        self, options: Options, folds: Sequence[Fold] | None = None
+    ) -> Prepared:
+        """Return the model with patterns folded, and ready for analysis.
+
+        Args:
+            options: the options of the conversion, which name the patterns to fold.
+            folds: the folds that they name, if these are found already.
+        """
+        done = fold.apply(self.done.draft, options, folds).after(self.done)
+        ready = _ready(_passed(done, options, _AFTER_FOLDS))
+        return replace(ready, widened=self.widened)
+
+
+def start(model: Model, options: Options) -> Start:
+    """Begin to prepare a copy of a model.
 
     Raises:
         OpsetError: the model cannot be upgraded to the requested opset.
@@ -88,20 +123,38 @@ def prepare(model: Model, options: Options) -> Prepared:
             f"{'rescale' if options.data_max is None else 'data_max'} needs the ranges of values on inputs, which"
             " 'onnxamp convert' and 'onnxamp tune' measure (convert_model, convert_file, plan_model and tune_model)."
         )
-    return _passed(model, options, PASSES)
+    return Start(_passed(_given(model), options, _BEFORE_FOLDS))
+
+
+def prepare(model: Model, options: Options) -> Prepared:
+    """Prepare a copy of a model; a model that needs no preparation is analyzed as it is.
+
+    Raises:
+        As :func:`start`.
+    """
+    return start(model, options).prepared(options)
 
 
 def with_casts(model: Model, options: Options) -> Prepared:
     """As :func:`prepare`, without removing Casts or faults, and without checking that ranges were measured."""
-    return _passed(model, options, _CHECKED)
+    return _ready(_passed(_given(model), options, _CHECKED))
 
 
-def _passed(model: Model, options: Options, passes: Iterable[Pass]) -> Prepared:
+def _given(model: Model) -> PassResult:
+    """Return the model as it comes to the first pass."""
+    draft = Draft(model.proto, model.folder, lambda: model.ask(graph_of))
+    return PassResult(draft, notes=model.repairs)
+
+
+def _passed(done: PassResult, options: Options, passes: Iterable[Pass]) -> PassResult:
     """Return the result of these passes, one after another."""
-    given = Draft(model.proto, model.folder, lambda: model.ask(graph_of))
-    done = PassResult(given, notes=model.repairs)
     for apply in passes:
         done = apply(done.draft, options).after(done)
+    return done
+
+
+def _ready(done: PassResult) -> Prepared:
+    """Return the model that all passes have prepared."""
     return Prepared(
         graph=done.graph,
         notes=done.notes,

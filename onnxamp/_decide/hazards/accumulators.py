@@ -61,6 +61,10 @@ class _Accumulators(HazardKind):
     def find_on(self, graph: Graph, low: Format, target: str, /) -> Iterator[Hazard]:
         return accumulator_hazards(graph, low, target)
 
+    def breaks_always(self, op: str, low: Format, target: str, /) -> bool:
+        profile = profile_of(target)
+        return profile is not None and low is FLOAT16 and op in profile.cancelling
+
     def ops(self) -> AbstractSet[str]:
         found = set[str]()
         for profile in filter(None, map(profile_of, target_names())):
