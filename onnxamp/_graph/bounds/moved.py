@@ -220,7 +220,9 @@ def _clip(call: Call) -> Bound:
 
 def _sum(call: Call) -> Bound:
     """Return the bound of the sum of all inputs."""
-    total, *others = call.present
+    if len(call.present) == 1:
+        return call.present[0]
+    total, *others = map(call.term, call.present)
     for other in others:
         total += other
     return total
