@@ -105,7 +105,10 @@ def _by_channel(call: Call, x: Bound, scale: int, bias: int) -> Bound:
 def _batch(call: Call) -> Sequence[Bound]:
     """Return the bound of a normalization with stored statistics: each channel is scaled and shifted."""
     stored = [call.numbers(port) for port in range(1, 5)]
-    if call.attribute("training_mode", 0) or any(array is None for array in stored):
+    is_known = all(array is not None for array in stored)
+    if call.attribute("training_mode", 0) or not is_known:
+        return [UNKNOWN]
+    if any(call[port].is_unbounded for port in range(1, 5)):
         return [UNKNOWN]
     (scale, bias, mean, variance), off = _with_rounding(call.rounding, stored)
     x = call[0]

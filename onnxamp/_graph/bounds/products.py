@@ -78,12 +78,24 @@ def _rows(low: NDArray[np.float64], high: NDArray[np.float64]) -> Bound:
     )
 
 
+def _sums(call: Call, position: int, axes: tuple[int, ...]) -> WeightSums | None:
+    """Return the sums of a weight; None if its numbers are unknown, or some may become infinite."""
+    sums = call.graph.ask(sums_over, call.node.input(position), axes)
+    return None if sums is None or _overflows(call, position, sums) else sums
+
+
+def _overflows(call: Call, position: int, sums: WeightSums) -> bool:
+    """Return whether a number of a weight may become infinite. It is looked at alone only if sums are as large."""
+    is_large = float(sums.magnitudes.max(initial=0.0)) >= call.rounding.overflow
+    return is_large and call[position].is_unbounded
+
+
 def _matrix(call: Call) -> Bound:
     """Return the bound of a product of matrices."""
-    sums = call.graph.ask(sums_over, call.node.input(1), (-2,))
+    sums = _sums(call, 1, (-2,))
     if sums is not None and sums.squares.ndim:
         return _stretched(call, _rows(*weighted(call[0], sums, call.rounding)))
-    sums = call.graph.ask(sums_over, call.node.input(0), (-1,))
+    sums = _sums(call, 0, (-1,))
     if sums is not None:
         return _columns(call, sums)
     return _product(call, call[0], call[1])
@@ -130,7 +142,7 @@ def _product(call: Call, one: Bound, two: Bound) -> Bound:
 
 def _gemm(call: Call) -> Bound:
     axis = -1 if call.attribute("transB") else -2
-    sums = call.graph.ask(sums_over, call.node.input(1), (axis,))
+    sums = _sums(call, 1, (axis,))
     if sums is None or call.attribute("transA"):
         is_plain = not (call.attribute("transA") or call.attribute("transB"))
         product = _product(call, call[0], call[1]) if is_plain else _by_terms(call)
@@ -183,7 +195,7 @@ def _conv(call: Call) -> Bound:
     if shape is None:
         return UNKNOWN
     axes = tuple(range(1, len(shape)))
-    return _filtered(call, call.graph.ask(sums_over, call.node.input(1), axes))
+    return _filtered(call, _sums(call, 1, axes))
 
 
 def _conv_transpose(call: Call) -> Bound:
@@ -195,6 +207,8 @@ def _conv_transpose(call: Call) -> Bound:
     # [input channels, output channels of a group, kernel...]
     parts = weight.reshape(group, -1, *weight.shape[1:])
     sums = sums_of(parts, [1, *range(3, parts.ndim)])
+    if sums is not None and _overflows(call, 1, sums):
+        sums = None
     return _filtered(call, sums)
 
 
