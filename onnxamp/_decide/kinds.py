@@ -200,13 +200,14 @@ class Claim(NamedTuple):
     """A statement about a value's elements that may be provable for every input.
 
     ``most`` and ``least`` are the largest and the smallest magnitude. ``is_exact``: low precision holds each of them as
-    it is, such as integers that are small enough.
+    it is, such as integers that are small enough. ``instead``: other claims that do as well if all of them are true.
     """
 
     value: int
     most: float = inf
     least: float = 0.0
     is_exact: bool = False
+    instead: "tuple[Claim, ...]" = ()
 
 
 @record

@@ -39,7 +39,14 @@ def undisproved(
 
 
 def _holds(bounds: Bounds, claim: Claim) -> bool:
-    """Return whether a claim is true of every input."""
+    """Return whether a claim, or all of those that do as well, are true of every input."""
+    others = claim.instead
+    is_made_up = bool(others) and all(_is_true(bounds, other) for other in others)
+    return is_made_up or _is_true(bounds, claim)
+
+
+def _is_true(bounds: Bounds, claim: Claim) -> bool:
+    """Return whether a claim itself is true of every input."""
     if claim.is_exact and not bounds.is_exact(claim.value):
         return False
     bound = bounds[claim.value]

@@ -37,7 +37,7 @@ def rooms_of(
         is_low = bounds.graph.types[value] == bounds.low.tensor
         if is_low and seen.get(name, 0.0) >= bounds.low.overflow:
             continue  # a mask, which the result saturates
-        most = bounds[value].magnitude
+        most = bounds.reach(value)
         room = Room(
             value=name,
             proven=None if most == inf else most,

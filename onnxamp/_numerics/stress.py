@@ -77,7 +77,9 @@ class Stress(NamedTuple):
             samples: the inputs that both ran on.
         """
         given = _given(reference, samples)
-        seen = _ranges(given)
+        # A proof in the range of the samples is one for all of them.
+        every = (check_inputs(reference.proto, one) for one in samples)
+        seen = _ranges(given if samples.made_up else every)
         stated = dict(self.stated)
         # Random numbers say nothing of the range that real ones have.
         assumed = stated if samples.made_up else {**seen, **stated}
@@ -181,20 +183,23 @@ def _shapes(feeds: Feeds) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _ranges(samples: Sequence[Feeds]) -> dict[str, Range]:
-    """Return the ranges of the float inputs on some samples."""
+def _ranges(samples: Iterable[Feeds]) -> dict[str, Range]:
+    """Return the ranges of the float inputs on some samples, of those that are finite on all."""
     found = dict[str, Range]()
+    infinite = set[str]()
     for feeds in samples:
         for name, array in feeds.items():
             if not isinstance(array, np.ndarray) or array.dtype != np.float32:
                 continue
-            if array.size and np.isfinite(array).all():
+            if not np.isfinite(array).all():
+                infinite.add(name)
+            elif array.size:
                 low, high = found.get(name, (np.inf, -np.inf))
                 found[name] = (
                     min(low, float(array.min())),
                     max(high, float(array.max())),
                 )
-    return found
+    return {name: ends for name, ends in found.items() if name not in infinite}
 
 
 def _proof(

@@ -11,6 +11,7 @@ from onnx import helper, numpy_helper
 from repository import ROOT
 from strategies.loops import random_loop
 from strategies.model import random_model
+from strategies.rounded import rounded
 from strategies.table import all_ops
 from strategies.wild import wild
 
@@ -23,7 +24,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._runtime.session import make_session, run
 
 OPS = sorted(rules().keys() & set(all_ops()))
-SLACK = 1e-5
+SLACK = 1e-6
 """Relative error of float32 sums."""
 SQUARABLE = 1e18
 """A bound on numbers whose sums of squares float32 holds."""
@@ -36,7 +37,7 @@ def every_value(model, feeds):
     shown = onnx.ModelProto()
     shown.CopyFrom(model)
     del shown.graph.output[:]
-    names = [name for node in model.graph.node for name in node.output if name]
+    names = [name for node in model.graph.node for name in node.output if name and not name.endswith("/low")]
     shown.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     try:
         return run(make_session(shown, optimize=False), feeds)
@@ -54,17 +55,29 @@ def ranges_of(feeds):
     )
 
 
-def violations(model, feeds):
-    """What leaves its bound, and how many float values have one."""
+def violations(model, feeds, low=FLOAT16, rng=None):
+    """What leaves its bound, and how many float values have one.
+
+    ``rng``: what is computed is rounded to low precision, all of it or some of it, although bounds are those of the
+    model as it is.
+    """
     graph = Graph.of(model)
-    bounds = find_bounds(graph, FLOAT16, ranges_of(feeds))
+    is_lowered = rng is not None
+    bounds = find_bounds(graph, low, ranges_of(feeds), is_lowered)
+    names = [name for node in model.graph.node for name in node.output if name]
+    shown = rounded(model, low.name, rng if rng and rng.random() < 0.5 else None) if is_lowered else model
+    values = every_value(shown, feeds)
+    if is_lowered:
+        originals = every_value(model, feeds)
+        known = {name for name, array in originals.items() if not _is_special(array)}
     found = []
-    known = 0
-    values = every_value(model, feeds)
+    count = 0
     arrays = [array for array in (*values.values(), *feeds.values()) if isinstance(array, np.ndarray)]
-    has_empty = not all(array.size for array in arrays)
     has_nan = any(array.dtype.kind == "f" and np.isnan(array).any() for array in arrays)
     for name, array in values.items():
+        own = name.removeprefix("rounded/")
+        if own not in names or (is_lowered and own not in known):
+            continue
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub" or not array.size:
             continue
         numbers = np.atleast_1d(array.astype(np.float64))
@@ -72,34 +85,41 @@ def violations(model, feeds):
             continue
         if has_nan and array.dtype.kind in "iu":  # a NaN as an integer is any
             continue
-        bound = bounds[graph.scopes[0].names[name]]
-        # An extreme of no elements, a number beyond float16, and squares beyond float32, are infinite in any precision.
-        is_beyond = has_empty or array.dtype == np.float16 or bound.magnitude > SQUARABLE
+        bound = bounds[graph.scopes[0].names[own]]
+        # A number beyond float16, and squares beyond float32, are infinite in any precision.
+        is_beyond = array.dtype == np.float16 or bound.magnitude > SQUARABLE
         if is_beyond and not np.isfinite(numbers).all():
             continue
-        known += array.dtype.kind == "f" and not bound.is_unbounded
-        finite = numbers[np.isfinite(numbers)]
-        error = SLACK * max(1.0, np.abs(finite).max(initial=0.0))
-        with np.errstate(over="ignore"):
-            squares = numbers * numbers
-        pairs = {
-            "low": (-numbers.min(), -bound.low),
-            "high": (numbers.max(), bound.high),
-            "row": (np.sqrt(squares.sum(-1).max()), bound.row),
-            "total": (np.abs(numbers).sum(-1).max(), bound.total),
-        }
-        if numbers.ndim > 1:
-            pairs["column"] = (np.sqrt(squares.sum(-2).max()), bound.column)
-        found += [
-            f"{name}: {what} {have} > {limit}"
-            for what, (have, limit) in pairs.items()
-            if have > limit + error and limit < LARGEST
-        ]
-        if bound.step and np.isfinite(numbers).all() and np.any(np.fmod(numbers, bound.step)):
-            found.append(f"{name}: not all are multiples of {bound.step}")
-        if bound.width not in (None, numbers.shape[-1]):
-            found.append(f"{name}: width {bound.width} of {numbers.shape}")
-    return found, known
+        count += array.dtype.kind == "f" and not bound.is_unbounded
+        found += _outside(name, numbers, bound)
+    return found, count
+
+
+def _is_special(array):
+    return isinstance(array, np.ndarray) and array.dtype.kind == "f" and not np.isfinite(array).all()
+
+
+def _outside(name, numbers, bound):
+    """How numbers leave their bound."""
+    finite = numbers[np.isfinite(numbers)]
+    error = SLACK * np.abs(finite).max(initial=0.0)
+    with np.errstate(over="ignore"):
+        squares = numbers * numbers
+    pairs = {
+        "low": (-numbers.min(), -bound.low),
+        "high": (numbers.max(), bound.high),
+        "row": (np.sqrt(squares.sum(-1).max()), bound.row),
+        "total": (np.abs(numbers).sum(-1).max(), bound.total),
+    }
+    if numbers.ndim > 1:
+        pairs["column"] = (np.sqrt(squares.sum(-2).max()), bound.column)
+    for what, (have, limit) in pairs.items():
+        if have > limit + error and limit < LARGEST:
+            yield f"{name}: {what} {have} > {limit}"
+    if bound.step and np.isfinite(numbers).all() and np.any(np.fmod(numbers, bound.step)):
+        yield f"{name}: not all are multiples of {bound.step}"
+    if bound.width not in (None, numbers.shape[-1]):
+        yield f"{name}: width {bound.width} of {numbers.shape}"
 
 
 @pytest.fixture(autouse=True)

@@ -45,7 +45,8 @@ def _claims(node: Node, count: int | None) -> tuple[Claim, ...]:
     if not count:
         return ()
     each = FLOAT16.max_finite / count
-    return (Claim(node.input(0), most=min(each, sqrt(each) / 2)),)
+    # Each addition rounds to the nearest number, which at most doubles what it adds.
+    return (Claim(node.input(0), most=min(each / 2, sqrt(each) / 2)),)
 
 
 def _cancelling(graph: Graph, profile: Profile) -> Iterator[Hazard]:

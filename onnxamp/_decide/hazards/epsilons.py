@@ -1,6 +1,7 @@
 """Epsilons that low precision loses, and the ops that they guard against zero."""
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from onnxamp._decide.kinds import (
@@ -28,36 +29,79 @@ def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
     added, guards nothing and does not become zero is a learned bias: it changes by less than half of the smallest
     number.
     """
-    facts = op_facts()
-    walks = _Walks()
     # Zeros come first, because walks end where earlier ones have been.
     uses = sorted(_uses(graph, low), key=_Use.is_held)
-    # So one walk stands for several epsilons, and is spared only if none of them matters.
-    claims = tuple(use.claim(low) for use in uses if use.may_guard)
-    for use in uses:
-        node, is_zero = use.node, use.is_zero
-        fate = "rounds to zero" if is_zero else "holds with fewer digits"
-        why = f"{use.name!r} is {use.number:.6g}, which {low.name} {fate}"
-        unless = claims if use.may_guard else ()
-        downstream = (
-            list(_guarded(graph, node, walks, unless, rare=is_zero))
-            if use.may_guard
-            else []
-        )
-        is_guard = node.index in walks.guards
-        is_lost = is_zero and node.key not in facts.thresholds
-        if (
-            not is_guard
-            and not is_lost
-            and node.key in facts.added_epsilons.keys() | facts.thresholds
-        ):
+    walks = _Walks(len(uses))
+    found = list[tuple[int, bool, Hazard]]()
+    for number, use in enumerate(uses):
+        for hazard in _hazards_of(graph, low, use, number, walks):
+            is_own = hazard.node == use.node.index
+            is_own = is_own and use.is_lost and not _only_guards(graph, use, walks)
+            found.append((number, is_own, hazard))
+    claims = _group_claims(uses, walks, low)
+    for number, is_own, hazard in found:
+        if not uses[number].may_guard:
+            yield hazard
             continue
-        rare = is_zero and is_guard
-        yield Hazard(node.index, KIND, why, rare, unless=unless)
-        if use.port != ABSENT:
-            value = node.inputs[use.port]
-            yield from computing(graph, value, node, KIND, rare=rare, unless=unless)
-        yield from downstream
+        unless = claims[walks.group(number)]
+        if is_own:  # what is added is lost, whatever it guards
+            unless = tuple(claim._replace(instead=()) for claim in unless)
+        yield replace(hazard, unless=unless)
+
+
+def _hazards_of(
+    graph: Graph, low: Format, use: "_Use", number: int, walks: "_Walks"
+) -> Iterator[Hazard]:
+    """Yield the hazards of one tiny constant, without claims."""
+    facts = op_facts()
+    node, is_zero = use.node, use.is_zero
+    fate = "rounds to zero" if is_zero else "holds with fewer digits"
+    why = f"{use.name!r} is {use.number:.6g}, which {low.name} {fate}"
+    downstream = list[Hazard]()
+    if use.may_guard:
+        downstream += _guarded(graph, node, walks, number, rare=is_zero)
+    is_guard = node.index in walks.guards
+    joins = facts.added_epsilons.keys() | facts.thresholds
+    if not is_guard and not use.is_lost and node.key in joins:
+        return
+    rare = is_zero and is_guard
+    yield Hazard(node.index, KIND, why, rare)
+    if use.port != ABSENT:
+        yield from computing(graph, node.inputs[use.port], node, KIND, rare=rare)
+    yield from downstream
+
+
+def _only_guards(graph: Graph, use: "_Use", walks: "_Walks") -> bool:
+    """Return whether all that reads the result of a node with an epsilon leads to ops that it guards."""
+    passed = passed_on(graph, use.node)
+    readers = {reader.index for reader, _ in passed.readers(graph)}
+    is_output = any(value in passed.values for value in graph.scopes[0].outputs)
+    return readers <= walks.leading and not is_output
+
+
+def _group_claims(
+    uses: "Sequence[_Use]", walks: "_Walks", low: Format
+) -> dict[int, tuple[Claim, ...]]:
+    """Return the claims under which no constant of a group of walks matters, by group.
+
+    Either each is far smaller than what it is added to, or all that the group divides by is far from zero.
+    """
+    numbers = dict[int, list[int]]()
+    for number, use in enumerate(uses):
+        if use.may_guard:
+            numbers.setdefault(walks.group(number), []).append(number)
+    found = dict[int, tuple[Claim, ...]]()
+    for group, members in numbers.items():
+        largest = max(abs(uses[number].number) for number in members)
+        # A divisor may be a root of a root of what the epsilon is added to.
+        least = max((largest / low.epsilon) ** 0.25, low.smallest_normal)
+        ends = dict.fromkeys(end for number in members for end in walks.ends[number])
+        instead = tuple(Claim(end, least=least) for end in ends)
+        claims = [
+            uses[number].claim(low)._replace(instead=instead) for number in members
+        ]
+        found[group] = tuple(claims)
+    return found
 
 
 class _Use(NamedTuple):
@@ -72,6 +116,11 @@ class _Use(NamedTuple):
     def is_held(self) -> bool:
         """Return whether low precision holds some digits of the constant."""
         return not self.is_zero
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether low precision loses the constant, which is no mere threshold."""
+        return self.is_zero and self.node.key not in op_facts().thresholds
 
     @property
     def may_guard(self) -> bool:
@@ -141,25 +190,43 @@ def inverses(graph: Graph, low: Format) -> Iterator[Hazard]:
 class _Walks:
     """Nodes downstream of an epsilon that were visited, those among them that lead to a guarded op, and the nodes with
     an epsilon that does.
+
+    Attributes:
+        ends: for each epsilon, the values that guarded ops read downstream of it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, epsilons: int) -> None:
         self.seen = set[int]()
+        self.met = dict[int, int]()
         self.leading = set[int]()
         self.guards = set[int]()
+        self.ends = [list[int]() for _ in range(epsilons)]
+        self._joined = list(range(epsilons))
+
+    def group(self, number: int) -> int:
+        """Return the epsilon that stands for all whose walks met that of this one."""
+        joined = self._joined
+        while joined[number] != number:
+            joined[number] = joined[joined[number]]
+            number = joined[number]
+        return number
+
+    def meet(self, number: int, node: int) -> None:
+        """Join the walk of an epsilon with the one that came to a node before."""
+        if node in self.met:
+            self._joined[self.group(number)] = self.group(self.met[node])
+        self.met[node] = number
 
 
 def _guarded(
     graph: Graph,
     node: Node,
     walks: _Walks,
-    unless: tuple[Claim, ...],
+    number: int,
     *,
     rare: bool,
 ) -> Iterator[Hazard]:
     """Yield ops downstream of an epsilon whose results explode if the guarded value is flushed to zero.
-
-    They do not if the claims hold.
 
     Complexity: linear over all epsilons of a graph, because a walk ends where an earlier one has been.
     """
@@ -178,26 +245,28 @@ def _guarded(
             if reader.index in previous or reader.index == node.index:
                 continue
             previous[reader.index] = last.index
+            walks.meet(number, reader.index)
             is_end = port in guarded.get(reader.key, ())
             if is_end:
                 kept.add(reader.index)
-                yield Hazard(reader.index, KIND, why, rare, unless=unless)
+                walks.ends[number].append(reader.inputs[port])
+                yield Hazard(reader.index, KIND, why, rare)
             if is_end or reader.index in walks.leading:
                 walks.guards.add(node.index)
                 between = last.index
                 # Nothing on the way from the epsilon may be flushed.
                 while between not in kept:
                     yield from (
-                        Hazard(owner, KIND, why, rare, value, unless)
+                        Hazard(owner, KIND, why, rare, value)
                         for owner, value in crossed[between]
                     )
                     if between == node.index:
                         break
                     kept.add(between)
-                    yield Hazard(between, KIND, why, rare, unless=unless)
+                    yield Hazard(between, KIND, why, rare)
                     between = previous[between]
             if is_end and reader.key == "Log":
-                yield from _small_numbers(graph, node, unless)
+                yield from _small_numbers(graph, node)
             joins = joined[last.index] + _joins(graph, reader, passed.values)
             if joins <= _JOINS and reader.index not in walks.seen:
                 walks.seen.add(reader.index)
@@ -241,13 +310,8 @@ _JOINS: Final = 1
 is, but a sum over many layers is not."""
 
 
-def _small_numbers(
-    graph: Graph, node: Node, unless: tuple[Claim, ...]
-) -> Iterator[Hazard]:
-    """Yield ops that compute the argument of a guarded logarithm, where a tiny epsilon implies tiny values.
-
-    It does not if the claims hold, by which the values are far larger.
-    """
+def _small_numbers(graph: Graph, node: Node) -> Iterator[Hazard]:
+    """Yield ops that compute the argument of a guarded logarithm, where a tiny epsilon implies tiny values."""
     walk = op_facts().spectral_arithmetic
     stack = [node]
     seen = {node.index}
@@ -258,7 +322,7 @@ def _small_numbers(
                 seen.add(producer.index)
                 stack.append(producer)
                 why = f"computes small numbers for the guarded {node.label!r}"
-                yield Hazard(producer.index, KIND, why, unless=unless)
+                yield Hazard(producer.index, KIND, why)
 
 
 _SPECTRAL_REACH = 16

@@ -13,6 +13,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxamp._graph.bounds.rounding import Rounding
+
 _FAR: Final = 1e300
 """A number that stands for infinity where a formula multiplies infinity by zero."""
 
@@ -152,35 +154,39 @@ class Bound:
             return self
         return replace(self.bare, column=self.column).sized(width)
 
-    def rounded(self, error: float, least: float) -> "Bound":
-        """Return the bound after rounding each number.
+    def rounded(self, by: Rounding, height: int | None = None) -> "Bound":
+        """Return the bound of what numbers in this one may be rounded to. None changes its sign.
 
         Args:
-            error: the largest relative error of rounding.
-            least: smaller magnitudes may become zero.
+            by: how far rounding moves a number.
+            height: the size of the axis before the last one; None if it is unknown.
         """
-        larger = 1.0 + error
-        low = self.low * (larger if self.low < 0 else 1.0 - error)
-        high = self.high * (larger if self.high > 0 else 1.0 - error)
+        low, high = by.downward(self.low), by.upward(self.high)
+        if -inf in (low, -high):  # an infinite number has no norm
+            return Bound(low=low, high=high, width=self.width, step=self.step)
         return Bound(
-            low=0.0 if 0.0 < low < least else low,
-            high=0.0 if -least < high < 0.0 else high,
-            row=self.row * larger,
-            column=self.column * larger,
-            total=self.total * larger,
+            low=low,
+            high=high,
+            row=by.length(self.row, self.width),
+            column=by.length(self.column, height),
+            total=by.total(self.total, self.width),
             width=self.width,
             is_single=self.is_single,
             step=self.step,
         )
 
-    def is_exact_in(self, digits: float, least: float) -> bool:
+    def is_exact_in(self, digits: float, least: float, most: float) -> bool:
         """Return whether a type holds all elements as they are.
 
         Args:
             digits: the largest integer up to which the type holds all integers.
             least: its smallest positive number.
+            most: its largest number.
         """
-        return self.step >= least and self.magnitude <= digits * self.step
+        is_in_range = self.magnitude <= most
+        return (
+            is_in_range and self.step >= least and self.magnitude <= digits * self.step
+        )
 
     def __neg__(self) -> "Bound":
         """Return the bound of the negated tensor."""

@@ -35,6 +35,7 @@ from onnxamp._graph.bounds.counters import (
     widened,
 )
 from onnxamp._graph.bounds.ratios import Ratio, quotient, ratio_of
+from onnxamp._graph.bounds.rounding import Rounding, rounding
 from onnxamp._graph.bounds.weights import (
     READABLE,
     largest_stretch,
@@ -78,12 +79,12 @@ class Bounds:
     ) -> None:
         self.graph = graph
         self.error = _ROUNDINGS * low.epsilon / 2.0
-        self.least = low.smallest_subnormal / 2.0
         self.low = low
         self.spectral = spectral
         self.stretch = stretch
         self.is_lowered = is_lowered
         self.of = dict[int, Bound]()
+        self.beyond = dict[int, float]()
         self.ratios = dict[int, Ratio]()
         self.bodies = _bodies(graph)
         self._seed(ranges)
@@ -94,6 +95,10 @@ class Bounds:
         if found is None:
             found = self.of[value] = self._outset(value)
         return found
+
+    def reach(self, value: int) -> float:
+        """Return the magnitude that no input exceeds, before rounding makes it infinite; infinite if none is known."""
+        return self.beyond.get(value, self[value].magnitude)
 
     def is_safe(self, value: int) -> bool:
         """Return whether no input brings an element of the value out of the range of low precision."""
@@ -122,7 +127,7 @@ class Bounds:
         stack = [
             value
             for value in unsafe
-            if not self[value].is_unbounded and unsafe.isdisjoint(self._read_by(value))
+            if self.reach(value) < inf and unsafe.isdisjoint(self._read_by(value))
         ]
         seen = set(stack)
         found = set[int]()
@@ -154,7 +159,8 @@ class Bounds:
         for value in graph.scopes[0].inputs:
             given = ranges.get(graph.values[value].name)
             if given is not None:
-                self.of[value] = between(*given).sized(_width(graph, value))
+                known = between(*given).sized(_width(graph, value))
+                self.of[value] = self._entering(value, known)
 
     def _outset(self, value: int) -> Bound:
         """Return the bound of what no node computes: a constant, or an input of the model or of a body."""
@@ -181,9 +187,17 @@ class Bounds:
         if not is_number:
             return sources.of_type(graph.types[value]).sized(width)
         array = read_array(tensor, graph.folder)
-        if array.size <= _SMALL:
-            return Bound.of_array(array)
-        return between(*range_of(array)).sized(width)
+        is_small = array.size <= _SMALL
+        known = Bound.of_array(array) if is_small else between(*range_of(array))
+        return self._entering(value, known if is_small else known.sized(width))
+
+    def _entering(self, value: int, known: Bound) -> Bound:
+        """Return the bound of numbers that are given, of which some are rounded to low precision."""
+        kind = self.graph.types[value]
+        if not (self._is_low(value) and kind in FLOAT_TENSORS) or self._holds(known):
+            return known
+        by = rounding(self.low, kind, 1.0, is_lowered=self.is_lowered)
+        return known.rounded(by, _height(self.graph, value))
 
     def _entered(self, value: Value) -> Bound:
         """Return the bound of a body's input in the first turn: of what enters it, or of the number of the turn."""
@@ -288,11 +302,14 @@ class Bounds:
         computed = during + added.reach
         if kind in FLOAT_TENSORS and not self._holds(computed):
             # Each intermediate result is rounded, and so is the state that the rounded results change.
-            off = 2.0 * added.steps * self.error * computed.magnitude
+            by = self._rounding(kind)
+            each = added.steps * max(self.error * computed.magnitude, by.least)
+            off = 2.0 * each
             total = widened(total, off)
             during = after_turns(start, total, before_last)
             computed = during + widened(added.reach, off)
-            if added.steps * self.error * computed.magnitude > off:
+            each = added.steps * max(self.error * computed.magnitude, by.least)
+            if each > off:
                 return None
         end = after_turns(start, total, turns)
         if end.is_unbounded or not contains(sources.of_type(kind), end):
@@ -321,6 +338,8 @@ class Bounds:
             node=node,
             bounds=self.__getitem__,
             shapes=self.graph.shapes,
+            rounding=self._rounding(self.graph.types[node.output(0)]),
+            is_lowered=self.is_lowered,
             spectral=self.spectral,
             stretch=self.stretch,
         )
@@ -338,14 +357,16 @@ class Bounds:
             self.of[value] = self._finished(node, value, result)
         ratio = ratio_of(call, self.ratios)
         if ratio is not None and node.output(0) != ABSENT:
-            made = node.outputs[0]
-            is_sum_of_squares = ratio.power == 2 and not ratio.root
-            if not (is_sum_of_squares and self._is_low(made)):
-                self.ratios[made] = ratio
+            self.ratios[node.outputs[0]] = ratio
 
     def _is_low(self, value: int) -> bool:
-        """Return whether a value is stored in low precision, which makes small squares zero."""
+        """Return whether a value is stored in low precision, or may be."""
         return self.is_lowered or self.graph.types[value] == self.low.tensor
+
+    def _rounding(self, kind: str | None) -> Rounding:
+        """Return the rounding of a result of a type."""
+        kind = kind or FLOAT
+        return rounding(self.low, kind, _ROUNDINGS, is_lowered=self.is_lowered)
 
     def _results(self, call: Call) -> Sequence[Bound]:
         node = call.node
@@ -375,7 +396,10 @@ class Bounds:
 
     def _holds(self, bound: Bound) -> bool:
         """Return whether low precision holds all elements of a tensor as they are."""
-        return bound.is_exact_in(self.low.exact_integers, self.low.smallest_subnormal)
+        low = self.low
+        return bound.is_exact_in(
+            low.exact_integers, low.smallest_subnormal, low.max_finite
+        )
 
     def is_exact(self, value: int) -> bool:
         """Return whether low precision holds a value as it is, whatever the input."""
@@ -392,7 +416,15 @@ class Bounds:
         sized = _typed(bound, kind).sized(_width(graph, value))
         is_rounded = kind in FLOAT_TENSORS and node.index not in graph.exact
         is_rounded = is_rounded and not self._is_exact(node, sized)
-        return sized.rounded(self.error, self.least) if is_rounded else sized
+        height = _height(graph, value)
+        if not is_rounded:
+            return sized
+        rounded = sized.rounded(self._rounding(kind), height)
+        if rounded.is_unbounded and not sized.is_unbounded:
+            self.beyond[value] = sized.magnitude * (1.0 + self.error)
+        else:
+            self.beyond.pop(value, None)
+        return rounded
 
 
 def find_bounds(
@@ -511,6 +543,14 @@ def _width(graph: Graph, value: int) -> int | None:
     if shape is None:
         return None
     return shape[-1] if shape else 1
+
+
+def _height(graph: Graph, value: int) -> int | None:
+    """Return the size of a value's axis before the last one; None if it is unknown, 1 if there is none."""
+    shape = graph.shapes[value]
+    if shape is None:
+        return None
+    return shape[-2] if len(shape) > 1 else 1
 
 
 RULE_MODULES: Final = (formulas, moved, normalized, products, sources)

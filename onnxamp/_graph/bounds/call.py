@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from onnxamp._facts.ops import attribute, declared_default
 from onnxamp._graph.bounds.bound import Bound
+from onnxamp._graph.bounds.rounding import Rounding
 from onnxamp._graph.bounds.weights import largest_stretch
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.match import declared_axes
@@ -29,6 +30,8 @@ class Call:
         node: the node.
         bounds: returns the bound of a value, unknown for one that is omitted. Weights are only measured if asked for.
         shapes: the shapes of all values.
+        rounding: how far its results may be off what exact arithmetic gives, and what it adds up to them.
+        is_lowered: whether float32 values may be stored in low precision.
         spectral: weights whose largest singular value is worth its price.
         stretch: bounds that value.
     """
@@ -37,6 +40,8 @@ class Call:
     node: Node
     bounds: Callable[[int], Bound]
     shapes: Sequence[Shape | None]
+    rounding: Rounding
+    is_lowered: bool = False
     spectral: AbstractSet[int] = frozenset()
     stretch: Stretch = largest_stretch
 
@@ -91,6 +96,13 @@ class Call:
         if not given:
             return [] if self.attribute("noop_with_empty_axes") else list(range(rank))
         return [axis % rank for axis in given]
+
+    def term(self, bound: Bound) -> Bound:
+        """Return the bound of what the node computes before it adds something.
+
+        Its rounding may be far larger than the sum, because terms cancel.
+        """
+        return bound.rounded(self.rounding)
 
     def numbers(self, position: int) -> NDArray[np.float32] | None:
         """Return the numbers of a float constant input; None if no tensor stores them."""

@@ -27,10 +27,16 @@ def _negative(x: Bound) -> Bound:
     return x.clipped(float("-inf"), 0.0)
 
 
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
 _FUNCTIONS: Final[dict[str, Any]] = {
     "abs": abs,
     "between": between,
+    "given": _given,
     "inf": inf,
+    "min": min,
     "hull": hull,
     "negative": _negative,
     "positive": _positive,
@@ -72,20 +78,27 @@ def _rule(op: str, text: str) -> Rule:
     return partial(_by_formula, compile(text, f"bound of {op}", "eval"))
 
 
+def _raised(exponent: float, base: Any) -> Any:
+    return base**exponent
+
+
 def _power(call: Call) -> Bound:
-    """Return the bound of a power with a constant exponent."""
+    """Return the bound of a power with an exponent that is known, or nearly so.
+
+    Of a positive base, it rises or falls with either, so that it is largest and smallest at the ends of both.
+    """
     x, exponent = call[0], call[1]
     number = exponent.low
-    if number != exponent.high:
-        return UNKNOWN
-    if number == int(number) and number >= 0:
+    if number == exponent.high and number == int(number) and number >= 0:
         base = abs(x) if number % 2 == 0 else x
         return replace(
-            base.through(lambda one: one**number), step=min(x.step, 1.0) ** number
+            base.through(partial(_raised, number)), step=min(x.step, 1.0) ** number
         )
-    if x.low < 0.0:
+    # A negative power of a negative zero is negative.
+    if x.low < 0.0 or (x.low == 0.0 and number < 0.0) or exponent.is_unbounded:
         return UNKNOWN
-    return x.through(lambda base: base**number)
+    ends = [x.through(partial(_raised, end)) for end in (number, exponent.high)]
+    return hull(ends)
 
 
 def _product(call: Call) -> Bound:

@@ -110,13 +110,14 @@ def _gathered(call: Call) -> Bound:
     axis = call.attribute("axis", 0)
     if shape is None or axis % max(len(shape), 1) == len(shape) - 1:
         return x.bare
-    row = x.row
-    if call.graph.constants.is_constant(
-        call.node.inputs[0]
-    ):  # a table, of which every row is known
-        sums = call.graph.ask(sums_over, call.node.inputs[0], (-1,))
-        row = x.row if sums is None else float(np.sqrt(sums.squares.max(initial=0.0)))
-    return replace(x.bare, row=row, total=x.total)
+    is_table = call.graph.constants.is_constant(call.node.inputs[0])
+    sums = call.graph.ask(sums_over, call.node.inputs[0], (-1,)) if is_table else None
+    if sums is None or x.is_unbounded:
+        return replace(x.bare, row=x.row, total=x.total)
+    # Of a table, every row is known.
+    norm = float(np.sqrt(sums.squares.max(initial=0.0)))
+    row = call.rounding.length(norm, sums.terms)
+    return replace(x.bare, row=min(row, x.row), total=x.total)
 
 
 def _repeated(call: Call) -> Bound:
@@ -220,7 +221,9 @@ def _clip(call: Call) -> Bound:
 
 def _sum(call: Call) -> Bound:
     """Return the bound of the sum of all inputs."""
-    total, *others = call.present
+    if len(call.present) == 1:
+        return call.present[0]
+    total, *others = map(call.term, call.present)
     for other in others:
         total += other
     return total

@@ -9,9 +9,11 @@ from math import inf, log, sqrt
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxamp._graph.bounds.bound import UNKNOWN, Bound, between, hull, times
 from onnxamp._graph.bounds.call import Call, Rules
+from onnxamp._graph.bounds.rounding import Rounding
 from onnxamp._graph.shapes import Shape
 
 
@@ -49,7 +51,7 @@ def _layer(call: Call) -> Sequence[Bound]:
     normalized = unit(elements, row=sqrt(elements)).sized(call.width())
     result = normalized * call[1]
     if call.has(2):
-        result += call[2]
+        result = call.term(result) + call[2]
     deviation = between(0.0, call.attribute("epsilon", 1e-5) ** -0.5)
     return [result, call[0].unstepped, deviation]
 
@@ -62,15 +64,15 @@ def _root_mean_square(call: Call) -> Sequence[Bound]:
 def _skip(call: Call) -> Sequence[Bound]:
     """Return the bounds of the normalization of a sum, which is the fourth output."""
     is_centered = call.node.key == "com.microsoft::SkipLayerNormalization"
-    total = call[0] + call[1]
+    total = call.term(call[0]) + call.term(call[1])
     bias = 4 if is_centered else 3
     if call.has(bias):
-        total += call[bias]
+        total += call.term(call[bias])
     width = call.width()
     elements = inf if width is None else width
     result = unit(elements, row=sqrt(elements)).sized(width) * call[2]
     if is_centered and call.has(3):
-        result += call[3]
+        result = call.term(result) + call[3]
     return [result, UNKNOWN, UNKNOWN, total]
 
 
@@ -97,30 +99,47 @@ def _by_channel(call: Call, x: Bound, scale: int, bias: int) -> Bound:
         high=times(x.high, limit),
         row=times(x.row, limit),
     ).sized(call.width())
-    return scaled + call[bias].bare
+    return call.term(scaled) + call[bias].bare
 
 
 def _batch(call: Call) -> Sequence[Bound]:
     """Return the bound of a normalization with stored statistics: each channel is scaled and shifted."""
     stored = [call.numbers(port) for port in range(1, 5)]
-    if call.attribute("training_mode", 0) or any(array is None for array in stored):
+    is_known = all(array is not None for array in stored)
+    if call.attribute("training_mode", 0) or not is_known:
         return [UNKNOWN]
-    scale, bias, mean, variance = (np.asarray(array, np.float64) for array in stored)
-    with np.errstate(
-        all="ignore"
-    ):  # a variance below zero gives NaN, of which nothing is known
-        factor = scale / np.sqrt(variance + call.attribute("epsilon", 1e-5))
-        shift = bias - mean * factor
-    if not np.isfinite(factor).all() or not np.isfinite(shift).all():
+    if any(call[port].is_unbounded for port in range(1, 5)):
         return [UNKNOWN]
-    ends = np.array(
-        [
-            [times(float(one), end) for one in factor]
-            for end in (call[0].low, call[0].high)
-        ]
-    )
-    low, high = ends.min(0) + shift, ends.max(0) + shift
+    (scale, bias, mean, variance), off = _with_rounding(call.rounding, stored)
+    x = call[0]
+    ends = np.array([x.low, x.high])[:, None]
+    with np.errstate(all="ignore"):  # what is not finite is found below
+        least, most = variance - off[3], variance + off[3]
+        roots = np.sqrt(np.array([least, most]) + call.attribute("epsilon", 1e-5))
+        factors = np.array([scale - off[0], scale + off[0]])[:, None] / roots
+        # Both terms are rounded before they cancel.
+        apart = np.abs(ends) * call.rounding.error + off[2]
+        distances = ends - mean + np.array([[-1.0], [1.0]]) * apart
+        # A number of no size times infinity is zero: an infinite bound stands for finite numbers.
+        products = np.where(factors == 0.0, 0.0, factors * distances[:, None, None])
+    if not np.isfinite(factors).all() or np.isnan(products).any():
+        return [UNKNOWN]
+    low = products.min((0, 1, 2)) + bias - off[1]
+    high = products.max((0, 1, 2)) + bias + off[1]
     return [Bound(low=float(low.min()), high=float(high.max()))]
+
+
+def _with_rounding(
+    by: Rounding, stored: Sequence[NDArray[np.float32] | None]
+) -> tuple[list[NDArray[np.float64]], list[NDArray[np.float64]]]:
+    """Return numbers in float64, and how far rounding may move each: zeros stay."""
+    arrays = [np.asarray(array, np.float64) for array in stored]
+    sizes = [np.abs(array) for array in arrays]
+    off = [
+        np.where(size > 0.0, np.maximum(size * by.error, by.least), 0.0)
+        for size in sizes
+    ]
+    return arrays, off
 
 
 def _softmax(call: Call) -> Bound:
@@ -198,9 +217,16 @@ def _square_sum(x: Bound, elements: float, is_last: bool) -> Bound:
     return Bound(low=0.0, high=times(norm, norm), step=x.step * x.step)
 
 
-def _extreme(x: Bound, elements: float, _is_last: bool) -> Bound:
-    """Return the bound of an extreme; that of no elements is infinite."""
-    return x.bare if elements else UNKNOWN
+def _most(x: Bound, elements: float, _is_last: bool) -> Bound:
+    """Return the bound of the largest element; that of none is infinite."""
+    is_there = 0 < elements < inf
+    return Bound(low=x.low if is_there else -inf, high=x.high, step=x.step)
+
+
+def _least(x: Bound, elements: float, _is_last: bool) -> Bound:
+    """Return the bound of the least element; that of none is infinite."""
+    is_there = 0 < elements < inf
+    return Bound(low=x.low, high=x.high if is_there else inf, step=x.step)
 
 
 def _mean(x: Bound, elements: float, _is_last: bool) -> Bound:
@@ -213,9 +239,9 @@ def _log_sum(x: Bound, elements: float, is_last: bool) -> Bound:
 
 
 def _log_sum_exp(x: Bound, elements: float, _is_last: bool) -> Bound:
-    if not elements:  # the logarithm of zero
-        return UNKNOWN
-    return between(x.low, x.high + log(max(elements, 1.0)))
+    is_there = 0 < elements < inf  # of no elements, it is the logarithm of zero
+    high = x.high + log(max(elements, 1.0))
+    return between(x.low if is_there else -inf, high)
 
 
 def _largest(call: Call) -> Bound:
@@ -258,9 +284,9 @@ RULES: Final[Rules] = {
     "ReduceL2": _reduction(_norm),
     "ReduceLogSum": _reduction(_log_sum),
     "ReduceLogSumExp": _reduction(_log_sum_exp),
-    "ReduceMax": _reduction(_extreme),
+    "ReduceMax": _reduction(_most),
     "ReduceMean": _reduction(_mean),
-    "ReduceMin": _reduction(_extreme),
+    "ReduceMin": _reduction(_least),
     "ReduceSum": _reduction(_sum),
     "ReduceSumSquare": _reduction(_square_sum),
     "SimplifiedLayerNormalization": _root_mean_square,

@@ -8,8 +8,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS
 from onnxamp._graph.bounds.bound import UNKNOWN, Bound, between, hull, times
 from onnxamp._graph.bounds.call import Call, Rules
+from onnxamp._graph.bounds.rounding import Rounding
 from onnxamp._graph.bounds.weights import (
     WeightSums,
     sums_of,
@@ -20,26 +22,42 @@ from onnxamp._graph.constants import terms_of
 
 
 def weighted(
-    x: Bound, sums: WeightSums, *, uses_norms: bool = True
+    x: Bound, sums: WeightSums, rounding: Rounding, *, uses_norms: bool = True
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the least and the largest sum of the elements of ``x`` with the numbers of a weight, for each sum.
 
-    Positive numbers of a weight meet one end of the interval and negative ones the other. By Cauchy and Schwarz, no sum
-    exceeds the product of both norms.
+    Positive numbers of a weight meet one end of the interval and negative ones the other. Each is rounded before they
+    cancel. By Cauchy and Schwarz, no sum exceeds the product of both norms.
 
     Args:
         x: the bound of what is weighted.
         sums: the sums over the weight.
+        rounding: how far the weight and its products may be off.
         uses_norms: whether each sum is over a vector along the last axis of ``x``, whose norm is known.
     """
     positive = (sums.magnitudes + sums.signed) / 2.0
     negative = (sums.magnitudes - sums.signed) / 2.0
-    high = _times(positive, x.high) - _times(negative, x.low)
-    low = _times(positive, x.low) - _times(negative, x.high)
+    lost = sums.terms * rounding.least
+    most_up, least_up = _off(positive, rounding.error, lost)
+    most_down, least_down = _off(negative, rounding.error, lost)
+    high = _times(most_up if x.high > 0.0 else least_up, x.high)
+    high = high - _times(least_down if x.low > 0.0 else most_down, x.low)
+    low = _times(least_up if x.low > 0.0 else most_up, x.low)
+    low = low - _times(most_down if x.high > 0.0 else least_down, x.high)
     if uses_norms:
-        limit = _times(np.sqrt(sums.squares), x.row)
+        norms = np.sqrt(sums.squares) * (1.0 + rounding.error)
+        norms += np.where(norms > 0.0, np.sqrt(sums.terms) * rounding.least, 0.0)
+        limit = _times(norms, x.row)
         high, low = np.minimum(high, limit), np.maximum(low, -limit)
     return low, high
+
+
+def _off(
+    sums: NDArray[np.float64], error: float, lost: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the most and the least that sums of magnitudes may be after rounding."""
+    most = sums * (1.0 + error) + np.where(sums > 0.0, lost, 0.0)
+    return most, np.maximum(sums * (1.0 - error) - lost, 0.0)
 
 
 def _times(numbers: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
@@ -60,12 +78,24 @@ def _rows(low: NDArray[np.float64], high: NDArray[np.float64]) -> Bound:
     )
 
 
+def _sums(call: Call, position: int, axes: tuple[int, ...]) -> WeightSums | None:
+    """Return the sums of a weight; None if its numbers are unknown, or some may become infinite."""
+    sums = call.graph.ask(sums_over, call.node.input(position), axes)
+    return None if sums is None or _overflows(call, position, sums) else sums
+
+
+def _overflows(call: Call, position: int, sums: WeightSums) -> bool:
+    """Return whether a number of a weight may become infinite. It is looked at alone only if sums are as large."""
+    is_large = float(sums.magnitudes.max(initial=0.0)) >= call.rounding.overflow
+    return is_large and call[position].is_unbounded
+
+
 def _matrix(call: Call) -> Bound:
     """Return the bound of a product of matrices."""
-    sums = call.graph.ask(sums_over, call.node.input(1), (-2,))
+    sums = _sums(call, 1, (-2,))
     if sums is not None and sums.squares.ndim:
-        return _stretched(call, _rows(*weighted(call[0], sums)))
-    sums = call.graph.ask(sums_over, call.node.input(0), (-1,))
+        return _stretched(call, _rows(*weighted(call[0], sums, call.rounding)))
+    sums = _sums(call, 0, (-1,))
     if sums is not None:
         return _columns(call, sums)
     return _product(call, call[0], call[1])
@@ -84,7 +114,7 @@ def _columns(call: Call, sums: WeightSums) -> Bound:
     """Return the bound of a constant matrix times a computed one, whose columns are what is summed."""
     x = call[1]
     turned = Bound(low=x.low, high=x.high, row=x.column)
-    low, high = weighted(turned, sums)
+    low, high = weighted(turned, sums, call.rounding)
     result = Bound(low=float(low.min()), high=float(high.max()))
     return result.sized(call.width())
 
@@ -112,16 +142,17 @@ def _product(call: Call, one: Bound, two: Bound) -> Bound:
 
 def _gemm(call: Call) -> Bound:
     axis = -1 if call.attribute("transB") else -2
-    sums = call.graph.ask(sums_over, call.node.input(1), (axis,))
+    sums = _sums(call, 1, (axis,))
     if sums is None or call.attribute("transA"):
         is_plain = not (call.attribute("transA") or call.attribute("transB"))
         product = _product(call, call[0], call[1]) if is_plain else _by_terms(call)
     else:
-        product = _stretched(call, _rows(*weighted(call[0], sums)))
+        product = _stretched(call, _rows(*weighted(call[0], sums, call.rounding)))
     product = product * float(call.attribute("alpha", 1.0))
     if not call.has(2):
         return product
-    return product + call[2] * float(call.attribute("beta", 1.0))
+    bias = call[2] * float(call.attribute("beta", 1.0))
+    return call.term(product) + call.term(bias)
 
 
 def _fused_product(call: Call) -> Bound:
@@ -146,9 +177,9 @@ def _filtered(call: Call, sums: WeightSums | None) -> Bound:
     if sums is None:
         return _by_terms(call)
     x = hull([call[0], between(0.0, 0.0)])
-    low, high = weighted(x, sums, uses_norms=False)
+    low, high = weighted(x, sums, call.rounding, uses_norms=False)
     result = Bound(low=float(low.min()), high=float(high.max()))
-    return result + _per_channel(call, 2)
+    return call.term(result) + _per_channel(call, 2)
 
 
 def _per_channel(call: Call, position: int) -> Bound:
@@ -164,7 +195,7 @@ def _conv(call: Call) -> Bound:
     if shape is None:
         return UNKNOWN
     axes = tuple(range(1, len(shape)))
-    return _filtered(call, call.graph.ask(sums_over, call.node.input(1), axes))
+    return _filtered(call, _sums(call, 1, axes))
 
 
 def _conv_transpose(call: Call) -> Bound:
@@ -176,6 +207,8 @@ def _conv_transpose(call: Call) -> Bound:
     # [input channels, output channels of a group, kernel...]
     parts = weight.reshape(group, -1, *weight.shape[1:])
     sums = sums_of(parts, [1, *range(3, parts.ndim)])
+    if sums is not None and _overflows(call, 1, sums):
+        sums = None
     return _filtered(call, sums)
 
 
@@ -187,13 +220,15 @@ def _blocks(call: Call) -> Bound:
         return UNKNOWN
     # Without zero points, integers lie symmetrically around one half of their range.
     largest = 2.0**bits - 1.0 if call.has(3) else 2.0 ** (bits - 1)
+    if call.has(3) and call.graph.types[call.node.input(3)] in ANY_FLOAT_TENSORS:
+        largest += call[3].magnitude
     sizes = np.abs(scales.astype(np.float64)).reshape(columns, -1) * largest
     elements = call.attribute("block_size")
     norms = np.sqrt(elements * (sizes * sizes).sum(-1))
     totals = elements * sizes.sum(-1)
     limit = np.minimum(_times(norms, call[0].row), _times(totals, call[0].magnitude))
     product = _rows(-limit, limit)
-    return product + call[5] if call.has(5) else product
+    return call.term(product) + call[5] if call.has(5) else product
 
 
 def _attended(call: Call, values: Bound, *, row: float = inf) -> Bound:

@@ -11,7 +11,10 @@ from enum import Enum
 from math import inf
 from typing import Final
 
-from onnxamp._graph.bounds.bound import Bound
+import numpy as np
+
+from onnxamp._facts.dtypes import FLOAT16
+from onnxamp._graph.bounds.bound import Bound, times
 from onnxamp._graph.bounds.call import Call
 from onnxamp._graph.bounds.normalized import count
 from onnxamp._graph.view import ABSENT
@@ -38,6 +41,7 @@ class Ratio:
         axes: the axes of the sum.
         is_aligned: whether these axes are there, with size 1, so that a quotient divides each vector by its own sum.
         is_last: whether the sum is over vectors along the last axis.
+        lost: how much less the sum may be, because numbers that are too small become zero.
     """
 
     source: int
@@ -48,17 +52,16 @@ class Ratio:
     axes: tuple[int, ...] = ()
     is_aligned: bool = True
     is_last: bool = False
+    lost: float = 0.0
 
     @property
     def limit(self) -> float:
         """The largest magnitude of an element of the source divided by the value; infinite if nothing bounds it."""
         if self.power == 2 and not self.root:
             return inf
-        return (
-            inf
-            if self.share <= 0.0
-            else (self.share**-0.5 if self.root else 1.0 / self.share)
-        )
+        if self.share <= 0.0 or self.lost > 0.0:
+            return inf
+        return self.share**-0.5 if self.root else 1.0 / self.share
 
 
 _Known = Mapping[int, Ratio]
@@ -87,7 +90,10 @@ def _divided(
         return None
     if not ratio.is_aligned or call.graph.passed_on(value) != ratio.source:
         return None
-    limit = ratio.limit
+    if relation is Relation.INVERSE and call[1 - port].is_unbounded:
+        return None
+    # Powers, sums, roots and reciprocals are rounded one by one.
+    limit = ratio.limit * (1.0 + 2.0 * call.rounding.error)
     low = 0.0 if call[port].low >= 0.0 else -limit
     high = 0.0 if call[port].high <= 0.0 else limit
     bound = Bound(low=low, high=high)
@@ -113,11 +119,12 @@ def ratio_of(call: Call, ratios: _Known) -> Ratio | None:
 def _product(call: Call, _known: Ratio | None, _ratios: _Known) -> Ratio | None:
     """Return the ratio of a product of a value with itself."""
     source, other = (call.graph.passed_on(value) for value in call.node.inputs)
-    return _squared(source) if source == other else None
+    return _squared(call, source) if source == other else None
 
 
-def _squared(source: int) -> Ratio:
-    return Ratio(source=source, relation=Relation.EACH, power=2)
+def _squared(call: Call, source: int) -> Ratio:
+    least = call.rounding.least
+    return Ratio(source=source, relation=Relation.EACH, power=2, lost=least)
 
 
 def _power(call: Call, known: Ratio | None, ratios: _Known) -> Ratio | None:
@@ -126,7 +133,7 @@ def _power(call: Call, known: Ratio | None, ratios: _Known) -> Ratio | None:
     if exponent.low != exponent.high:
         return None
     if exponent.low == 2.0:
-        return _squared(call.graph.passed_on(call.node.inputs[0]))
+        return _squared(call, call.graph.passed_on(call.node.inputs[0]))
     if abs(exponent.low) != 0.5:
         return None
     root = _rooted(call, known, ratios)
@@ -142,9 +149,17 @@ def _norm(call: Call, _known: Ratio | None, _ratios: _Known) -> Ratio | None:
     """Return the ratio of a reduction that takes powers itself."""
     source = call.graph.passed_on(call.node.inputs[0])
     power = 1 if call.node.key == "ReduceL1" else 2
-    known = _summed(call, Ratio(source=source, relation=Relation.EACH, power=power))
+    # The op computes powers in float32, which holds the squares of float16.
+    is_held = power == 1 or call.graph.types[source] == FLOAT16.tensor
+    lost = 0.0 if is_held else _FLOAT32_LEAST
+    each = Ratio(source=source, relation=Relation.EACH, power=power, lost=lost)
+    known = _summed(call, each)
     is_root = call.node.key == "ReduceL2"
     return None if known is None else replace(known, root=is_root)
+
+
+_FLOAT32_LEAST: Final = float(np.finfo(np.float32).smallest_subnormal)
+"""The square that float32 loses."""
 
 
 def _summed(call: Call, known: Ratio, *, mean: bool = False) -> Ratio | None:
@@ -153,15 +168,30 @@ def _summed(call: Call, known: Ratio, *, mean: bool = False) -> Ratio | None:
     axes = None if shape is None else call.axes(rank=max(len(shape), 1))
     if shape is None or axes is None:
         return None
-    elements = count(shape, axes) if mean else 1.0
+    elements = count(shape, axes)
+    share = 1.0 / max(elements, 1.0) if mean else 1.0
     return replace(
         known,
         relation=Relation.SUM,
-        share=1.0 / max(elements, 1.0),
+        share=share,
+        lost=_lost(call, known, elements, mean=mean),
         axes=tuple(sorted(axes)),
         is_aligned=bool(call.attribute("keepdims", 1)),
         is_last=axes == [len(shape) - 1],
     )
+
+
+def _lost(call: Call, known: Ratio, elements: float, *, mean: bool) -> float:
+    """Return how much less than a sum, or a mean, what a reduction stores of it may be.
+
+    A sum is no less than its largest term, so that one of the same type holds it, and so does a norm.
+    """
+    lost = known.lost if mean else times(elements, known.lost)
+    types = call.graph.types
+    is_held = types[call.node.outputs[0]] == types[known.source]
+    is_norm = known.power == 1 or call.node.key == "ReduceL2"
+    is_held = is_held and is_norm and not (mean or call.is_lowered)
+    return lost if is_held else lost + call.rounding.least
 
 
 def _reduced(call: Call, known: Ratio | None, _ratios: _Known) -> Ratio | None:
@@ -180,21 +210,47 @@ def _added(call: Call, known: Ratio | None, ratios: _Known) -> Ratio | None:
         )
     if known is None or known.relation is not Relation.SUM:
         return None
-    return known if all(call[port].low >= 0.0 for port in others) else None
+    if not all(call[port].low >= 0.0 for port in others):
+        return None
+    added = sum(call[port].low for port in others)
+    if known.root:
+        is_made_up = added * added >= known.lost
+        return replace(known, lost=0.0 if is_made_up else known.lost)
+    return replace(known, lost=max(known.lost + call.rounding.least - added, 0.0))
 
 
 def _at_least(call: Call, known: Ratio | None, ratios: _Known) -> Ratio | None:
     """Return the ratio of a value that is bounded from below, as by an epsilon."""
-    if known is None and call.node.key == "Max":
+    if call.node.key == "Max":
+        return _no_less_than(call, known, ratios)
+    is_upper = call.has(2) or call.attribute("max") is not None
+    if known is None or known.relation is not Relation.SUM or is_upper:
+        return None
+    given = call.attribute("min")
+    least = call[1].low if call.has(1) else -inf if given is None else float(given)
+    return _bounded(known, least)
+
+
+def _no_less_than(call: Call, known: Ratio | None, ratios: _Known) -> Ratio | None:
+    """Return the ratio of the larger one of a sum and other values."""
+    others = range(1, len(call.node.inputs))
+    if known is None:
         known = ratios.get(call.node.inputs[-1])
-    is_upper = call.node.key == "Clip" and (
-        call.has(2) or call.attribute("max") is not None
-    )
-    return (
-        None
-        if known is None or known.relation is not Relation.SUM or is_upper
-        else known
-    )
+        others = range(len(call.node.inputs) - 1)
+    if known is None or known.relation is not Relation.SUM:
+        return None
+    return _bounded(known, max((call[port].low for port in others), default=-inf))
+
+
+def _bounded(known: Ratio, least: float) -> Ratio:
+    """Return the ratio of a sum that is no less than a number.
+
+    Where the sum exceeds that number, only a share of it is lost; where it does not, the number stands for it.
+    """
+    floor = least * least if known.root else least
+    if least <= 0.0 or floor <= known.lost:
+        return known
+    return replace(known, lost=0.0, share=known.share * (1.0 - known.lost / floor))
 
 
 def _rooted(_call: Call, known: Ratio | None, _ratios: _Known) -> Ratio | None:

@@ -51,11 +51,13 @@ class WeightSums(NamedTuple):
         signed: the sums of its numbers.
         magnitudes: the sums of their magnitudes.
         squares: the sums of their squares.
+        terms: how many numbers are in each sum.
     """
 
     signed: NDArray[np.float64]
     magnitudes: NDArray[np.float64]
     squares: NDArray[np.float64]
+    terms: int
 
 
 def weight_of(graph: Graph, value: int) -> NDArray[Any] | None:
@@ -148,7 +150,9 @@ def sums_of(array: NDArray[Any], axes: Sequence[int]) -> WeightSums | None:
     Complexity: linear in the elements; a block of them is copied at a time.
     """
     lengths = [size for axis, size in enumerate(array.shape) if axis not in axes]
-    result = WeightSums(*(np.zeros(lengths) for _ in WeightSums._fields))
+    terms = prod(array.shape[axis] for axis in axes)
+    signed, magnitudes, squares = (np.zeros(lengths) for _ in range(3))
+    result = WeightSums(signed, magnitudes, squares, terms)
     rows = max(1, _BLOCK // max(prod(array.shape[1:]), 1))
     with np.errstate(
         invalid="ignore", over="ignore"
@@ -159,17 +163,15 @@ def sums_of(array: NDArray[Any], axes: Sequence[int]) -> WeightSums | None:
             part = ... if 0 in axes else slice(start, start + rows)
             summed = tuple(axes)
             result.signed[part] += block.sum(summed)
-            magnitudes = np.abs(block)
-            result.magnitudes[part] += magnitudes.sum(summed)
-            np.multiply(magnitudes, magnitudes, out=magnitudes)
-            result.squares[part] += magnitudes.sum(summed)
+            sizes = np.abs(block)
+            result.magnitudes[part] += sizes.sum(summed)
+            np.multiply(sizes, sizes, out=sizes)
+            result.squares[part] += sizes.sum(summed)
     if not np.isfinite(result.squares).all():
         return None
     # Squares of the smallest numbers vanish.
-    terms = array.size // max(result.squares.size, 1)
     lost = np.where(result.magnitudes > 0.0, terms * _VANISHING, 0.0)
-    return WeightSums(
-        signed=result.signed,
+    return result._replace(
         magnitudes=result.magnitudes * (1.0 + _SLACK),
         squares=result.squares * (1.0 + _SLACK) + lost,
     )
