@@ -226,7 +226,14 @@ class _Checker:
         domain = node.domain
         op_type = node.op_type
         attributes = node.attribute[:]
-        form = domain, op_type, opaque, len(inputs), len(outputs), *map(_plain_bytes, attributes)
+        form = (
+            domain,
+            op_type,
+            opaque,
+            len(inputs),
+            len(outputs),
+            *map(_plain_bytes, attributes),
+        )
         # The names of a value are checked with all those of its graph, but nothing else reads the name of a node.
         if form in self.passed and "" not in inputs and type(node.name) is str:
             return []

@@ -80,7 +80,9 @@ def _is_plain(tensor: TensorProto) -> bool:
         or tensor.uint64_data
     )
     is_whole = len(tensor.raw_data) == (prod(shape) * bits + 7) // 8
-    return is_text and is_whole and not has_typed_data and not tensor.HasField("segment")
+    return (
+        is_text and is_whole and not has_typed_data and not tensor.HasField("segment")
+    )
 
 
 def _numbers(tensor: TensorProto) -> int:
