@@ -85,6 +85,8 @@ class Bounds:
         self.is_lowered = is_lowered
         self.of = dict[int, Bound]()
         self.ratios = dict[int, Ratio]()
+        self.numbers = dict[tuple[bytes, tuple[int, ...], str], Bound]()
+        """The bounds of single numbers by their bytes, shape and type: large models repeat few."""
         self.bodies = _bodies(graph)
         self._seed(ranges)
 
@@ -97,6 +99,12 @@ class Bounds:
 
     def is_safe(self, value: int) -> bool:
         """Return whether no input brings an element of the value out of the range of low precision."""
+        tensor = self.graph.constants.tensors.get(value)
+        is_asked_for = value in self.of or tensor is None or 0 in tensor.dims
+        # Of a weight that no rule has asked for, its range is enough, which takes a fraction of the time.
+        if tensor is not None and not is_asked_for and tensor.data_type in READABLE:
+            low, high = range_of(read_array(tensor, self.graph.folder))
+            return max(-low, high) < self.low.overflow
         return self[value].magnitude < self.low.overflow
 
     @property
@@ -181,6 +189,11 @@ class Bounds:
         if not is_number:
             return sources.of_type(graph.types[value]).sized(width)
         array = read_array(tensor, graph.folder)
+        if array.size == 1:
+            number = array.tobytes(), array.shape, array.dtype.str
+            if number not in self.numbers:
+                self.numbers[number] = Bound.of_array(array)
+            return self.numbers[number]
         if array.size <= _SMALL:
             return Bound.of_array(array)
         return between(*range_of(array)).sized(width)
