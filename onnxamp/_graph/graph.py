@@ -23,6 +23,7 @@ from onnxamp._graph.shapes import (
     sized_shapes,
     with_shapes,
 )
+from onnxamp._graph.static_shapes import static_dims
 from onnxamp._graph.types import Types, infer_types
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, Value, View, shadowing
 from onnxamp._model.model import Asked, Model
@@ -386,6 +387,7 @@ class Graph(View, Asked):
         """Dimensions by value index. They are read from a model with inferred shapes, which is too large to keep."""
         other = self.sized_as
         known = other and same_dims(self, other, other._dims)
+        known = known or static_dims(self, self.types)
         return known or read_dims(self, with_shapes(self, self.types))
 
     @cached_property

@@ -106,7 +106,7 @@ def read_dims(view: View, skeleton: ModelProto) -> Sequence[Dims | None]:
                 kind = entry.type
                 written = kind.SerializeToString()
                 if written not in read:
-                    read[written] = _declared(kind)
+                    read[written] = declared_dims(kind)
                 shapes[value] = read[written]
         for tensor in graph.initializer:
             shapes[scope.names[tensor.name]] = tuple(tensor.dims[:])
@@ -301,7 +301,7 @@ def elements(shape: Shape | None) -> int:
     return prod([DEFAULT_DIMENSION if dim is None else dim for dim in shape])
 
 
-def _declared(proto: TypeProto) -> Dims | None:
+def declared_dims(proto: TypeProto) -> Dims | None:
     """Return the declared dimensions of a tensor; None for an unknown rank and for other types."""
     if not proto.HasField("tensor_type") or not proto.tensor_type.HasField("shape"):
         return None
@@ -443,10 +443,15 @@ def _nodes_of(
 def _strip(graph: GraphProto, into: GraphProto) -> None:
     """Copy a graph, and leave out the data of its weights that shape inference does not need."""
     copy_fields(graph, into, {"initializer"})
-    for tensor in graph.initializer:
+    for tensor in graph.initializer[:]:
         elem = tensor.data_type
         dims = tensor.dims[:]
-        if prod(dims) <= _KEPT.get(elem, 0):
+        if needs_data(elem, dims):
             into.initializer.append(tensor)
         else:
             into.initializer.add(name=tensor.name, data_type=elem, dims=dims)
+
+
+def needs_data(elem: int, dims: Sequence[int]) -> bool:
+    """Return whether shape inference may need the numbers of a weight of this element type and shape."""
+    return prod(dims) <= _KEPT.get(elem, 0)

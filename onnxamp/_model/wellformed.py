@@ -8,6 +8,7 @@ need a repair were repaired by :mod:`onnxamp._model.repair` before.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final
 
 import onnx
@@ -179,10 +180,11 @@ class _Checker:
                 check_sparse(sparse)
             for entry in (*graph.input, *graph.output, *graph.value_info):
                 check_entry(entry)
-            defined = {tensor.name for tensor in graph.initializer}
+            defined = {tensor.name for tensor in graph.initializer[:]}
             read = set[str]()
             count = len(graph.initializer)
-            for node in graph.node[:]:
+            nodes = graph.node[:]
+            for node in nodes:
                 inputs = node.input[:]
                 outputs = node.output[:]
                 read.update(inputs)
@@ -192,6 +194,10 @@ class _Checker:
                 found = self.node(node, inputs, outputs, opaque=opaque)
                 if found:
                     stack += [(body, depth + 1, within) for body, within in found]
+            # Each name once, because a look at those of each node would take as long as all else here.
+            if not {str}.issuperset(map(type, chain(read, defined))):
+                for node in nodes:
+                    _check_names(node)
             self.is_tidy = self.is_tidy and not stack and len(defined) == count
 
     def function(self, function: FunctionProto) -> None:
@@ -219,23 +225,22 @@ class _Checker:
         """Check a node. Returns its subgraphs, which are still to be checked, each with whether it is opaque."""
         domain = node.domain
         op_type = node.op_type
-        if not {str}.issuperset(
-            map(type, (domain, op_type, node.name, *inputs, *outputs))
-        ):
-            _check_names(node)
+        attributes = node.attribute[:]
         form = (
             domain,
             op_type,
             opaque,
             len(inputs),
             len(outputs),
-            *map(_plain_bytes, node.attribute[:]),
+            *map(_plain_bytes, attributes),
         )
-        if form in self.passed and "" not in inputs:
+        # The names of a value are checked with all those of its graph, but nothing else reads the name of a node.
+        if form in self.passed and "" not in inputs and type(node.name) is str:
             return []
+        _check_names(node)
         if not op_type:
             raise ModelError(f"Node {_label(node)!r} has no op type.")
-        for item in node.attribute:
+        for item in attributes:
             self._attribute(node, item)
         bodies = [body for _, body in node_bodies(node)]
         is_own = (default_domain(domain), op_type) in self.own

@@ -6,7 +6,7 @@ sum, whereas a normalized row keeps its length however many elements it has.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf, isfinite, isnan, sqrt
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxamp._graph.bounds.rounding import Rounding
+from onnxamp._model.protos import record
 
 _FAR: Final = 1e300
 """A number that stands for infinity where a formula multiplies infinity by zero."""
@@ -59,7 +60,7 @@ def _step_of(numbers: NDArray[np.float64]) -> float:
     return float(bits & -bits) * _FINEST if bits else _COARSEST
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Bound:
     """A range that all elements of a tensor are in, and limits on the lengths of its vectors.
 
@@ -91,15 +92,16 @@ class Bound:
             return cls(
                 low=0.0, high=0.0, row=0.0, column=0.0, total=0.0, step=_COARSEST
             )
-        numbers = array.astype(np.float64)
-        if np.isnan(numbers).any():
-            return cls(width=array.shape[-1] if array.ndim else 1)
-        rows = np.atleast_1d(numbers)
+        rows = np.atleast_1d(array.astype(np.float64))
+        low = float(rows.min())
+        # The least of several numbers is NaN if one of them is.
+        if isnan(low):
+            return cls(width=rows.shape[-1])
         with np.errstate(all="ignore"):  # infinities stand for masks
             squares = rows * rows
             column = float(np.sqrt(squares.sum(-2).max())) if rows.ndim > 1 else inf
             return cls(
-                low=float(rows.min()),
+                low=low,
                 high=float(rows.max()),
                 row=float(np.sqrt(squares.sum(-1).max())),
                 column=column,

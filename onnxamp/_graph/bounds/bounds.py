@@ -9,9 +9,10 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import cache
 from math import inf
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxamp._facts.dtypes import FLOAT, FLOAT_TENSORS, Format, Range
@@ -86,6 +87,8 @@ class Bounds:
         self.of = dict[int, Bound]()
         self.beyond = dict[int, float]()
         self.ratios = dict[int, Ratio]()
+        self.numbers = dict[tuple[bytes, tuple[int, ...], str], Bound]()
+        """The bounds of single numbers by their bytes, shape and type: large models repeat few."""
         self.bodies = _bodies(graph)
         self._seed(ranges)
 
@@ -102,6 +105,12 @@ class Bounds:
 
     def is_safe(self, value: int) -> bool:
         """Return whether no input brings an element of the value out of the range of low precision."""
+        tensor = self.graph.constants.tensors.get(value)
+        is_asked_for = value in self.of or tensor is None or 0 in tensor.dims
+        # Of a weight that no rule has asked for, its range is enough, which takes a fraction of the time.
+        if tensor is not None and not is_asked_for and tensor.data_type in READABLE:
+            low, high = range_of(read_array(tensor, self.graph.folder))
+            return max(-low, high) < self.low.overflow
         return self[value].magnitude < self.low.overflow
 
     @property
@@ -187,9 +196,20 @@ class Bounds:
         if not is_number:
             return sources.of_type(graph.types[value]).sized(width)
         array = read_array(tensor, graph.folder)
-        is_small = array.size <= _SMALL
-        known = Bound.of_array(array) if is_small else between(*range_of(array))
-        return self._entering(value, known if is_small else known.sized(width))
+        if array.size == 1:
+            known = self._number(array)
+        elif array.size <= _SMALL:
+            known = Bound.of_array(array)
+        else:
+            known = between(*range_of(array)).sized(width)
+        return self._entering(value, known)
+
+    def _number(self, array: NDArray[Any]) -> Bound:
+        """Return the bound of a single number, which is the same object for all constants that hold it."""
+        number = array.tobytes(), array.shape, array.dtype.str
+        if number not in self.numbers:
+            self.numbers[number] = Bound.of_array(array)
+        return self.numbers[number]
 
     def _entering(self, value: int, known: Bound) -> Bound:
         """Return the bound of numbers that are given, of which some are rounded to low precision."""

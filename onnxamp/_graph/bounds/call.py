@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,12 +15,13 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.match import declared_axes
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import ABSENT, Node
+from onnxamp._model.protos import record
 
 Stretch: TypeAlias = Callable[[Graph, int], float]
 """Returns how many times a weight may make a vector longer."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Call:
     """A node and the bounds of its inputs.
 

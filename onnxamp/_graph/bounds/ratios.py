@@ -6,7 +6,7 @@ of each node of the divisor is kept, so that no form has to be recognized as a w
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from math import inf
 from typing import Final
@@ -18,6 +18,7 @@ from onnxamp._graph.bounds.bound import Bound, times
 from onnxamp._graph.bounds.call import Call
 from onnxamp._graph.bounds.normalized import count
 from onnxamp._graph.view import ABSENT
+from onnxamp._model.protos import record
 
 
 class Relation(Enum):
@@ -28,7 +29,7 @@ class Relation(Enum):
     INVERSE = "it is no more than the reciprocal of that"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ratio:
     """A value and its relation to the source that it is computed from.
 
