@@ -22,7 +22,7 @@ from onnxamp._job.validation import Validator
 from onnxamp._job.writing import Conversion, write_conversion
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes
-from onnxamp._numerics.judging import is_broken
+from onnxamp._numerics.judging import is_broken, usual_limits
 from onnxamp._numerics.metrics import TOLERANCES
 from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._options.options import Options
@@ -311,10 +311,8 @@ class _Fallbacks:
 
 def _tolerance(failed: DiffReport) -> float:
     """Return the error that every output may have."""
-    judged = [
-        one for one in failed.judgements if one.metric in ("rel_l2", "detections")
-    ]
-    limits = [one.limit for one in judged]
+    limits = usual_limits(failed.judgements)
+    limits += [one.limit for one in failed.judgements if one.metric == "detections"]
     return min(limits, default=TOLERANCES[failed.lowest])
 
 

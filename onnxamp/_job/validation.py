@@ -68,7 +68,9 @@ def limits_of(validation: Validation, dtype: str, *, is_tuned: bool) -> Limits:
     if tolerance is None:
         return Limits(margin=_MARGIN, accept=accept, otherwise=validation.limits)
     asked = make_limits({"rel_l2": tolerance})  # checks it
-    return replace(asked, accept=accept) if accept else Limits(tolerance=tolerance)
+    if accept:
+        return replace(asked, accept=accept)
+    return Limits(tolerance=tolerance, asked=True)
 
 
 def stress_of(validation: Validation, options: Options) -> Stress | None:

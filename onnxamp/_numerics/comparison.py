@@ -424,9 +424,9 @@ class Comparison:
             lowest="float32",
             drawn=samples.made_up
             and (self.engine.arithmetic is not None or sums_low(self.engine.provider)),
-            redrawn=samples.is_further,
+            redrawn=bool(samples.usual),
         )
-        tally = Tally(self.limits.accept)
+        tally = Tally(self.limits.accept, samples.usual)
         what = "layers of sample" if probe.layers else "sample"
         kept = None
         if part is not None:

@@ -1,6 +1,6 @@
 """Reports judged by limits: the sentences about what misses them, and where the error starts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from math import inf
@@ -44,12 +44,20 @@ def apply_limits(report: DiffReport, limits: Limits) -> DiffReport:
     )
     if judged.passed:
         return judged
-    usual = [j.limit for j in judgements if j.metric == "rel_l2"]
-    limit = min(usual, default=TOLERANCES[report.lowest])
+    limit = min(usual_limits(judgements), default=TOLERANCES[report.lowest])
     hidden = misses_parts(judged)
     rows = _up_to_parts(judged) if hidden else report.layers
     bad = _first_bad(report, rows, limit, hidden=hidden)
     return replace(judged, first_bad=bad)
+
+
+def usual_limits(judgements: Iterable[Judgement]) -> list[float]:
+    """Return the limits of relative L2 errors on the samples that a verdict takes first."""
+    limits = dict[str, float]()
+    for one in judgements:
+        if one.metric in ("rel_l2", "usual_rel_l2"):
+            limits[one.output] = min(one.limit, limits.get(one.output, inf))
+    return list(limits.values())
 
 
 def closeness(report: DiffReport, limits: Limits) -> float:

@@ -33,12 +33,12 @@ _HARD: Final = 10.0
 weights, so that sums cancel elsewhere: of 300 small models, one was off by 1.6 times the tolerance.
 """
 
-_WIDER: Final = 2.0
+WIDER: Final = 2.0
 """By what factor errors beyond the samples may exceed a tolerance that was asked for: the samples met it narrowly."""
 
 
-_TYPICAL: Final = 1.5
-_SCATTER: Final = 3.0
+TYPICAL: Final = 1.5
+SCATTER: Final = 3.0
 """By what factors the typical and the largest error of more random samples may exceed the limit that the usual ones
 meet. Their numbers are nothing that callers feed, and errors of one network differ by a factor of 2.
 """
@@ -88,6 +88,8 @@ class Limits:
     of: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     tolerance: float | None = None
     """In place of the default one."""
+    asked: bool = False
+    """Whether the user states the tolerance, so that no input beyond the first samples may exceed it far."""
     accept: Accept | None = None
     """Judges all outputs of a sample, in place of default limits."""
     margin: float = 0.0
@@ -102,7 +104,7 @@ class Limits:
     @property
     def beyond(self) -> "Limits":
         """Limits for inputs and branches beyond the samples, whose errors differ a little."""
-        wider = None if self.tolerance is None else _WIDER * self.tolerance
+        wider = None if self.tolerance is None else WIDER * self.tolerance
         return replace(self, tolerance=wider, plain=True)
 
     def hard(self, lowest: str) -> "Limits":
@@ -113,8 +115,13 @@ class Limits:
         """
         usual = self._tolerance(lowest, None)
         return replace(
-            self.beyond, tolerance=max(_HARD * TOLERANCES[lowest], _WIDER * usual)
+            self.beyond, tolerance=max(_HARD * TOLERANCES[lowest], WIDER * usual)
         )
+
+    @property
+    def scatter(self) -> float:
+        """By what factor a single one of further random samples may exceed the limit."""
+        return WIDER if self.asked else SCATTER
 
     def allowing(self, outputs: Sequence[TensorDiff]) -> "Limits":
         """Return limits for a reference that rounds to integers, given its difference from itself without rounding."""
@@ -201,9 +208,11 @@ class Limits:
         are_labels = not diff.is_float and diff.differing < diff.rel_l2
         limits = {"differing" if are_labels else "rel_l2": tolerance}
         if redrawn and not are_labels:
+            # A result that comes later, when more samples are drawn already, has to meet what the first one had to.
             limits = {
-                "rel_l2": _SCATTER * tolerance,
-                "typical_rel_l2": _TYPICAL * tolerance,
+                "usual_rel_l2": tolerance,
+                "rel_l2": self.scatter * tolerance,
+                "typical_rel_l2": TYPICAL * tolerance,
             }
         if diff.part_rel_l2 is not None:
             usual = min(max(_PART * tolerance, PART_OFF), _PART_LOST)

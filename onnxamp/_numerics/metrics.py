@@ -47,6 +47,7 @@ _OTHERS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "part_rel_l2": "relative L2 error",
         "typical_rel_l2": "typical relative L2 error of the samples",
+        "usual_rel_l2": "relative L2 error of the first samples",
     }
 )
 """Metrics that only default limits bound."""
@@ -246,6 +247,8 @@ class TensorDiff:
 
     typical_rel_l2: float = 0.0
     """Over several samples, the root of the mean of ``rel_l2`` squared."""
+    usual_rel_l2: float | None = None
+    """``rel_l2`` on the samples that a verdict takes first; None if it took no more."""
 
     @property
     def part_rel_l2(self) -> float | None:

@@ -21,10 +21,16 @@ _HOPELESS: Final = 1e-2
 
 
 class Tally:
-    """The measurements so far."""
+    """The measurements so far.
 
-    def __init__(self, accept: Accept | None) -> None:
+    Attributes:
+        accept: the function of the user that judges outputs.
+        usual: how many samples a verdict takes first, if there are more because errors are close; 0 if not.
+    """
+
+    def __init__(self, accept: Accept | None, usual: int = 0) -> None:
         self.accept = accept
+        self.usual = usual
         self.outputs = dict[str, list[TensorDiff]]()
         self.alarms, self.notes = list[str](), dict[str, None]()
         self.layers = dict[str, LayerDiff]()
@@ -62,7 +68,12 @@ class Tally:
         for name, diffs in self.outputs.items():
             diff = merge(diffs)
             found = self.grouped[name].worst if name in self.grouped else None
-            yield replace(diff, part=_clearer(diff.part, found))
+            first = [one.rel_l2 for one in diffs[: self.usual]]
+            yield replace(
+                diff,
+                part=_clearer(diff.part, found),
+                usual_rel_l2=max(first, default=None),
+            )
 
 
 _CLEARLY: Final = 1.1

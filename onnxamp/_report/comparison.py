@@ -5,6 +5,7 @@ from math import isnan
 from typing import Final, Protocol
 
 from onnxamp._facts.dtypes import FORMATS
+from onnxamp._numerics.limits import TYPICAL
 from onnxamp._numerics.metrics import Perplexity, TensorDiff, metric_name
 from onnxamp._numerics.results import (
     Cure,
@@ -95,7 +96,7 @@ def diff_verdict(diff: DiffReport) -> Headline:
         Status.UNKNOWN: "The models were not compared.",
         Status.FAILED: f"The models differ{'' if diff.failure else ' by more than the limits allow'}.",
         Status.INEXACT: "The models agree, but less closely than usual.",
-        Status.PASSED: f"The models agree: {outputs_match(diff)} the reference.",
+        Status.PASSED: f"The models agree: {outputs_match(diff)} the reference{beyond_usual(diff)}.",
     }[status]
     return Headline(status, sentence, details_of(diff))
 
@@ -279,8 +280,8 @@ def comparison_notes(diff: DiffReport | None) -> Iterator[str]:
             yield f"Output {output.name!r}: {those} {'differs' if differing == 1 else 'differ'}."
     if diff.redrawn:
         yield (
-            f"Errors are close to their limits, so {diff.samples} random inputs were compared. Real inputs (--inputs)"
-            " may have larger or smaller errors."
+            f"Errors are close to their limits, so {diff.samples} random inputs were compared{_widened(diff)}. Real"
+            " inputs (--inputs) may have larger or smaller errors."
         )
     if diff.noise is not None:
         engine = diff.ran_on.split()[0]
@@ -292,6 +293,31 @@ def comparison_notes(diff: DiffReport | None) -> Iterator[str]:
             "Low precision is emulated: every low-precision value is rounded, but sums run in the CPU's order. A different"
             f" order alone moves outputs by up to {low.moved_by_order}."
         )
+
+
+def _widened(diff: DiffReport) -> str:
+    """Return in a clause how far errors may exceed the limit of the first samples; "" if they may not."""
+    usual = [j for j in diff.judgements if j.metric == "usual_rel_l2" and j.limit]
+    if not usual:
+        return ""
+    single = next(
+        j.limit / usual[0].limit
+        for j in diff.judgements
+        if (j.output, j.metric) == (usual[0].output, "rel_l2")
+    )
+    return f": their typical error may be {TYPICAL:g} times the limit, a single one {single:.0f} times"
+
+
+def beyond_usual(diff: DiffReport) -> str:
+    """Return in a phrase how large the typical error is, if it exceeds the limit of the first samples; "" if not."""
+    usual = {j.output: j.limit for j in diff.judgements if j.metric == "usual_rel_l2"}
+    typical = (j for j in diff.judgements if j.metric == "typical_rel_l2")
+    over = [one for one in typical if one.found > usual[one.output]]
+    if not over:
+        return ""
+    worst = max(over, key=lambda one: one.found / usual[one.output])
+    limit = number(usual[worst.output])
+    return f", with a typical error of {number(worst.found)} (usual limit {limit})"
 
 
 def _extra(extra: Extra) -> str:

@@ -16,6 +16,7 @@ from onnxamp._job.writing import Conversion
 from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._report import as_sentence, count, detailed, percent, size, tally
 from onnxamp._report.comparison import (
+    beyond_usual,
     comparison_notes,
     comparison_sections,
     details_of,
@@ -298,12 +299,13 @@ def _verdict(conversion: Conversion, validation: DiffReport | None) -> Headline:
     if validation.unopened and validation.passed:
         unknown = f"{outputs_match(validation)} the original, but neither loads"
     matches = f"{outputs_match(validation)} the original"
+    over = beyond_usual(validation)
     sentence = {
         Status.UNKNOWN: f"{head}; {unknown}.",
         Status.FAILED: f"{head}, but the result is {'wrong' if validation.failure else 'outside the limits'}.",
         Status.INEXACT: f"{head}, {_weakness(validation)}.",
-        Status.PASSED: f"{head}; {matches}{_grade(validation)}.",
-        Status.NO_GAIN: f"{head}; {matches}{_grade(validation)}.",
+        Status.PASSED: f"{head}; {matches}{_grade(validation)}{over}.",
+        Status.NO_GAIN: f"{head}; {matches}{_grade(validation)}{over}.",
     }[status]
     return Headline(status, sentence, (*why, *details_of(validation)))
 

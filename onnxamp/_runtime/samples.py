@@ -113,8 +113,8 @@ class Samples:
     """Tokens that a decoder generates greedily after each prompt when two are compared."""
     is_usual: bool = False
     """Whether their number is the usual one, so that a verdict that is close may take more."""
-    is_further: bool = False
-    """Whether there are more than usual for that reason."""
+    usual: int = 0
+    """How many of them a verdict takes first, if there are more for that reason; 0 if not."""
 
     @property
     def made_up(self) -> bool:
@@ -498,7 +498,8 @@ def further(samples: Samples, share: float) -> Samples | None:
     count = next(counts, None)
     if count is None:
         return None
-    return replace(drawn(samples.draw, count), is_usual=True, is_further=True)
+    usual = samples.usual or len(samples)
+    return replace(drawn(samples.draw, count), is_usual=True, usual=usual)
 
 
 def usual_count(reference: Session, draw: Draw, *engines: str | None) -> int:

@@ -1,6 +1,7 @@
 """What validation looks at beyond the samples: other branches, larger sizes, parts of outputs, and more samples."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from graphs.case import add_weights, parse
 from onnx import ModelProto
 
 import onnxamp
+from onnxamp._numerics.limits import Limits
 
 RNG = np.random.default_rng(0)
 WEIGHT = (RNG.standard_normal((64, 64)) / 8).astype(np.float32)
@@ -253,9 +255,47 @@ CLOSE = "(float[4,64] X) => (float[4,64] Y) <float k = {16}> { b = Add (X, k) c 
 def test_a_verdict_that_is_close_takes_more_samples() -> None:
     found = converted(parse(CLOSE, 18, ir=10), "--level", "O3", "--no-hazards")["validation"]
     assert (found["samples"], found["redrawn"]) == (4, True)
-    assert {"rel_l2", "typical_rel_l2"} == {one["metric"] for one in found["judgements"]}
+    assert {"usual_rel_l2", "rel_l2", "typical_rel_l2"} == {one["metric"] for one in found["judgements"]}
     asked = converted(parse(CLOSE, 18, ir=10), "--level", "O3", "--no-hazards", "--samples", "1")["validation"]
     assert (asked["samples"], asked["redrawn"]) == (1, False)
+
+
+def scattered(width: int, k: int) -> ModelProto:
+    """Return a model with few numbers, whose relative error differs from input to input."""
+    text = f"""(float[1,64] X) => (float[1,{width}] Y) <float k = {{{k}}}> {{
+        a = MatMul (X, v) b = Add (a, k) c = Relu (b) d = Sub (c, k) Y = Neg (d)
+    }}"""
+    weight = np.random.default_rng(1).standard_normal((64, width)) / 8
+    return add_weights(parse(text, 18, ir=10), {"v": weight.astype(np.float32)})
+
+
+def test_a_typical_error_beyond_the_usual_limit_is_told() -> None:
+    model = scattered(1, 16)
+    found = converted(model, "--level", "O3", "--no-hazards")["validation"]
+    limits = {one["metric"]: (one["found"] <= 0.01, one["limit"]) for one in found["judgements"]}
+    assert limits == {"usual_rel_l2": (True, 0.01), "rel_l2": (False, 0.03), "typical_rel_l2": (False, 0.015)}
+    arguments = ("convert", "model.onnx", "-o", "low.onnx", "--level", "O3", "--no-hazards", "--stress", "0", "-v")
+    text = " ".join(run(*arguments).stdout.split())
+    assert "the output matches the original, with a typical error of 0.0101 (usual limit 0.01)." in text
+    assert "8 random inputs were compared: their typical error may be 1.5 times the limit, a single one 3 times" in text
+
+
+def test_no_sample_exceeds_a_stated_tolerance_far() -> None:
+    """The default limit allows a single sample of eight three times as much, a stated one twice."""
+    usual = converted(scattered(2, 4), "--level", "O3", "--no-hazards")["validation"]
+    assert usual["cure"] is None
+    assert usual["outputs"][0]["rel_l2"] > 0.02
+    asked = converted(scattered(2, 4), "--level", "O3", "--no-hazards", "--tolerance", "0.01")["validation"]
+    assert asked["cure"]["failure"] == "Output 'Y': relative L2 error is 0.027; the limit is 0.02."
+    assert asked["outputs"][0]["rel_l2"] < 0.01
+
+
+def test_further_results_have_to_meet_the_limit_of_the_first_samples() -> None:
+    """A result that mends another one is compared on more samples from the beginning."""
+    report = onnxamp.diff_models(scattered(1, 16), scattered(1, 16), provider="cpu")
+    output = replace(report.outputs[0], rel_l2=0.012, typical_rel_l2=0.011, usual_rel_l2=0.012)
+    judged = Limits().judge([output], "float16", redrawn=True)
+    assert [(one.metric, one.limit) for one in judged if not one.passed] == [("usual_rel_l2", 0.01)]
 
 
 def test_one_wrong_id_is_not_100_percent() -> None:

@@ -9,6 +9,7 @@ from onnxamp._audit import Audit
 from onnxamp._convert.plan import Plan
 from onnxamp._facts.dtypes import FORMATS, Format
 from onnxamp._job.writing import Conversion
+from onnxamp._numerics.judging import usual_limits
 from onnxamp._numerics.results import DiffReport, FirstBad, RunCheck
 from onnxamp._report.check import check_report, finding_items
 from onnxamp._report.comparison import diff_report
@@ -169,5 +170,5 @@ def check_page(audit: Audit | None, run: RunCheck | None, model: str = "") -> Pa
 def _shared_limit(diff: DiffReport) -> float | None:
     """Return the limit of the relative L2 error, if there is just one."""
     # The plots of all values show one limit.
-    limits = {one.limit for one in diff.judgements if one.metric == "rel_l2"}
+    limits = set(usual_limits(diff.judgements))
     return limits.pop() if len(limits) == 1 else None
