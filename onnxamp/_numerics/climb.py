@@ -158,12 +158,23 @@ class Climb(NamedTuple):
         ends = [self.climbed(start, sign, 1) for start in starts]
         return max(ends, key=itemgetter(1))[0]
 
+    def stepped(self, start: Feeds, sign: float) -> Feeds:
+        """Return the inputs that one step reaches, whatever the value is there."""
+        outputs = list(self.slopes.values())
+        results = run(self.session, {**start, **self._toward(sign)}, outputs)
+        slopes = {name: results[output] for name, output in self.slopes.items()}
+        return self._moved(start, slopes, 1.0)
+
     def climbed(self, start: Feeds, sign: float, steps: int) -> tuple[Feeds, float]:
         """Return the inputs that so many steps reach, and the magnitude of the value there."""
+        return self._climbed(start, steps, self._toward(sign), self.largest)
+
+    def _toward(self, sign: float) -> dict[str, NDArray[np.float32]]:
+        """Return the inputs that make gradients those of the element that is largest with a sign."""
         turned = {self.factor: np.array(sign, np.float32)}
         if self.share is not None:
             turned[self.share.factor] = np.array(0.0, np.float32)
-        return self._climbed(start, steps, turned, self.largest)
+        return turned
 
     def toward_error(self, start: Feeds, steps: int) -> Feeds | None:
         """Return the inputs that so many steps reach toward the largest share of the value in the outputs; None if no
@@ -182,9 +193,7 @@ class Climb(NamedTuple):
         """Return the inputs that so many steps of Newton's method reach toward the zero of a value that is negative;
         the given ones if no step leads nearer.
         """
-        turned = {self.factor: np.array(1.0, np.float32)}
-        if self.share is not None:
-            turned[self.share.factor] = np.array(0.0, np.float32)
+        turned = self._toward(1.0)
         outputs = [self.largest, *self.slopes.values()]
         best, largest = start, -inf
         inputs = start

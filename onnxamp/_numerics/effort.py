@@ -21,7 +21,7 @@ _ELEMENT: Final = 60
 """Operations that take as long as reading or writing an element."""
 
 _FEWEST: Final = 2
-"""Runs of the least effort: one step."""
+"""Runs of the least effort: one step. What it reaches is measured by a run without gradients."""
 
 _FEW_STEPS: Final = 2
 """Steps from which on another climb is worth more than further steps: most of the way is done by the first two."""
@@ -51,6 +51,11 @@ class Effort(NamedTuple):
     rounds: int
     has_lesser: bool
     has_error: bool
+
+    @property
+    def is_least(self) -> bool:
+        """Whether one step toward one end is all."""
+        return self.steps == 1 and not self.has_error and not self.rounds
 
     @classmethod
     def within(cls, steps: int, work: int) -> "Effort":

@@ -312,3 +312,36 @@ def test_inspect_shows_what_hard_inputs_reach():
     rooms = {room["value"]: room for room in told["headroom"]}
     assert 1_000 < rooms["h"]["seen"] < 19_000
     assert rooms["h"]["stressed"] > 30_000
+
+
+def gated(largest=10_000):
+    """A product of a gate and a value that stays in range on random inputs, and not on the worst one."""
+    draw = np.random.default_rng(0)
+    weights = {f"w{number}": draw.standard_normal((WIDTH, WIDTH)).astype(np.float32) / 8 for number in range(4)}
+    rows = np.maximum(draw.standard_normal((1000, WIDTH)).astype(np.float32) @ weights["w0"], 0)
+    gate = rows @ weights["w1"]
+    product = gate / (1 + np.exp(-gate)) * (rows @ weights["w2"])
+    weights["w2"] *= largest / np.abs(product).max()
+    weights["w3"] /= 10_000
+    model = parse(
+        """(float[4,64] x) => (float[4,64] y) {
+            a = MatMul (x, w0) b = Relu (a) c = MatMul (b, w1) d = Sigmoid (c) e = Mul (c, d) f = MatMul (b, w2)
+            g = Mul (e, f) y = MatMul (g, w3) }""",
+        17,
+    )
+    return add_weights(model, weights)
+
+
+@pytest.mark.parametrize(("make", "largest"), [(planted, 15_000), (gated, 10_000)])
+def test_exponents_suit_inputs_that_are_made_to_be_hard(make, largest) -> None:
+    model = make(largest=largest)
+    asked = ("--level", "O3", "--rescale")
+    unstressed = converted(model, *asked, "--stress", "0")
+    assert unstressed["plan"]["options"]["rescaling"][0] == []
+    found = converted(model, *asked)
+    assert found["validation"]["cure"] is None
+    assert found["summary"]["nodes"].keys() == {"low"}
+    scaled = found["plan"]["options"]["rescaling"][0]
+    assert max(reached for _, _, reached in scaled) > FLOAT16.overflow
+    # Headroom is that of what the result stores.
+    assert FLOAT16.max_finite / 32 < found["validation"]["headroom"]["stressed"] < FLOAT16.max_finite
