@@ -1,6 +1,4 @@
-"""Inputs that are made to be hard: steps of gradient ascent, within the range of the samples.
-
-They lead toward overflow, and toward the largest error.
+"""Inputs that are made to be hard: steps of gradient ascent toward overflow, within the range of the samples.
 
 Random inputs rarely show how large a value may become, because they rarely agree with the weights. The gradient of a
 value's largest element says how they would. An ascent begins where one step brings most, of a sample and, for small
@@ -11,7 +9,6 @@ that brings nothing, the next step is half as long.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from operator import itemgetter
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
@@ -158,7 +155,7 @@ class Stress(NamedTuple):
         try:
             model = _differentiable(reference, given[0])
             effort = Effort.within(self.steps, _work(model, given[0]))
-            if not effort.has_error:
+            if not effort.has_lesser:
                 return None
             tie = near_tie(model, movable, given[0], names, effort.steps)
         except OnnxAmpError:
@@ -312,8 +309,7 @@ class _Ascent:
     def climbed(self, given: Sequence[Feeds], steps: int, proof: Proof) -> Stressed:
         """Return the hardest inputs that so many steps find, toward both ends of the value with the least headroom.
 
-        Other values tend to grow with it. One more input makes it as large as can be beside the outputs, where its
-        rounding weighs most.
+        Other values tend to grow with it.
         """
         names = self._reached()
         if not names:
@@ -326,31 +322,21 @@ class _Ascent:
         seen = {name: self._fitting(every[name]) for name in names}
         seen = {name: ends for name, ends in seen.items() if ends}
         ranked = sorted(seen, key=lambda name: max(seen[name].values()), reverse=True)
-        results = self._results()
-        inner = next((name for name in ranked if name not in results), "")
         why = ""
         effort = Effort.within(steps, _work(self.flat, given[0]))
         for name in ranked[:_TRIES]:
             try:
-                target, beside = (self.inner.get(one, one) for one in (name, inner))
-                climb = Climb.toward(
-                    self.flat,
-                    self.ranges,
-                    target,
-                    beside if effort.has_error else "",
-                )
+                target = self.inner.get(name, name)
+                climb = Climb.toward(self.flat, self.ranges, target)
             except GradientError:  # it speaks of training
                 why = why or f"an op before {name!r} has no gradient"
                 continue
             most = self.low.max_finite * 2.0 ** self.exponents.get(name, 0)
             ends = self._ends(climb, given, seen[name], effort, most)
-            highest, reached = max(ends, key=itemgetter(1))
-            worst = climb.toward_error(highest, effort.steps)
+            reached = max(there for _, there in ends)
             # The lesser end matters where it comes close to the end of the range.
             least = min(reached, most * _CLOSE)
             chosen = [inputs for inputs, there in ends if there >= least]
-            if worst is not None:
-                chosen.append(worst)
             hard = self._stored(watched.largest(chosen))
             self.largest = (_magnitudes(every), _magnitudes(hard))
             found = Headroom(
@@ -420,11 +406,6 @@ class _Ascent:
                     drawn = draw.uniform(*ends, array.shape)
                     moved[name] = np.asarray(drawn, np.float32)
             yield moved
-
-    def _results(self) -> set[str]:
-        """Return the names of the model's outputs."""
-        graph = self.model.ask(graph_of)
-        return {graph.values[value].name for value in graph.scopes[0].outputs}
 
     def _reached(self) -> list[str]:
         """Return the values that depend on inputs that may change, and are none of them."""
