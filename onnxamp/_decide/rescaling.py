@@ -36,6 +36,17 @@ class Ranges(NamedTuple):
     sums: Mapping[str, Partial] = MappingProxyType({})
     centered: tuple[str, ...] = ()
 
+    def __or__(self, more: "Ranges") -> "Ranges":
+        """Those of these inputs and of more."""
+        largest, sums = dict(self.largest), dict(self.sums)
+        for name, reach in more.largest.items():
+            largest[name] = max(reach, largest.get(name, 0.0))
+        for name, partial in more.sums.items():
+            sums[name] = max(partial, sums.get(name, partial))
+        # A mean that is large on some of them is lost there.
+        centered = tuple(name for name in self.centered if name in more.centered)
+        return Ranges(largest, sums, centered)
+
 
 def find_rescaling(graph: Graph, options: Options, ranges: Ranges) -> Rescaling:
     """Return exponents with which as many values as possible fit the low-precision type.

@@ -57,7 +57,7 @@ def foreseen(
         run = Run(inputs=inputs, report=run.report)
     stressed = dict[str, float]()
     if options.low.is_narrow:
-        stressed = Stress(options.low, steps, ranges).overflowing(model, run.samples)
-    for scaled in options.rescaling.scaled if options.rescaling is not None else ():
-        stressed.pop(scaled.value, None)  # its exponent leaves it more room
+        stress = Stress(options.low, steps, ranges)
+        exponents = options.rescaling.exponents if options.rescaling else {}
+        stressed = stress.overflowing(model, run.samples, exponents)
     return with_expected_error(model, plan, run, known, stressed)

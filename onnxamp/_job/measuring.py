@@ -12,6 +12,7 @@ from onnxamp._model.model import Model
 from onnxamp._numerics.comparison import Comparison
 from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._numerics.results import DiffReport
+from onnxamp._runtime import STRESS
 from onnxamp._runtime.engines import choose_engine
 from onnxamp._runtime.requested import requested_samples
 from onnxamp._runtime.run import Run
@@ -68,7 +69,10 @@ class Measures:
                 widest = max(limits.tolerance or 0.0, job.tuned.tolerance)
                 comparison.limits = replace(limits, tolerance=widest)
         if job.plan is None and job.options.lacks_ranges:
-            job = replace(job, options=with_ranges(job.model, job.options, job.run))
+            validation = self.request.validation
+            steps = STRESS if validation is None else validation.stress
+            options = with_ranges(job.model, job.options, job.run, steps)
+            job = replace(job, options=options)
         return job
 
     def validator(self, sink: "Sink", kept: "Part | None") -> Validator | None:

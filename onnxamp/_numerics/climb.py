@@ -1,17 +1,15 @@
-"""Steps of gradient ascent within the ranges of inputs: toward the largest element of a value, or the largest error."""
+"""Steps of gradient ascent within the ranges of inputs, toward the largest element of a value."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from math import inf
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import TensorProto, ValueInfoProto, helper
 
-from onnxamp._base.errors import GradientError
-from onnxamp._facts.dtypes import FLOAT, Range
+from onnxamp._facts.dtypes import Range
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model
@@ -107,7 +105,6 @@ class Climb(NamedTuple):
         session: the model.
         factor: the input that is 1 for the largest element, and -1 for the least one.
         largest: the output with that element.
-        share: what leads to the largest error instead; None if no gradient leads there.
         slopes: by name of the input: the output with its gradient.
         ranges: the ranges of these inputs.
     """
@@ -115,38 +112,27 @@ class Climb(NamedTuple):
     session: "ort.InferenceSession"
     factor: str
     largest: str
-    share: "_Share | None"
     slopes: Mapping[str, str]
     ranges: Mapping[str, Range]
 
     @classmethod
-    def toward(
-        cls, model: Model, ranges: Mapping[str, Range], name: str, inner: str = ""
-    ) -> "Climb":
+    def toward(cls, model: Model, ranges: Mapping[str, Range], name: str) -> "Climb":
         """Return the model for a value.
 
         Args:
             model: the model that computes the value.
             ranges: the ranges of the inputs that may change.
             name: the value.
-            inner: the value that is compared with the outputs; "" if all are outputs themselves.
 
         Raises:
             GradientError: an op between the inputs and the value has no gradient.
         """
         watched, largest, factor = _with_largest(model, name)
-        share: _Share | None = None
-        try:
-            both, share = _with_share(watched, inner, largest)
-            gradients = _gradients(both, share.loss, ranges)
-        except GradientError:  # an op after the value may have none
-            share = None
-            gradients = _gradients(watched, largest, ranges)
+        gradients = _gradients(watched, largest, ranges)
         return cls(
             session=make_session(gradients.model, lean=True),
             factor=factor,
             largest=largest,
-            share=share,
             slopes=gradients.outputs,
             ranges=ranges,
         )
@@ -158,33 +144,42 @@ class Climb(NamedTuple):
         ends = [self.climbed(start, sign, 1) for start in starts]
         return max(ends, key=itemgetter(1))[0]
 
+    def stepped(self, start: Feeds, sign: float) -> Feeds:
+        """Return the inputs that one step reaches, whatever the value is there."""
+        outputs = list(self.slopes.values())
+        results = run(self.session, {**start, **self._signed(sign)}, outputs)
+        slopes = {name: results[output] for name, output in self.slopes.items()}
+        return self._moved(start, slopes, 1.0)
+
     def climbed(self, start: Feeds, sign: float, steps: int) -> tuple[Feeds, float]:
         """Return the inputs that so many steps reach, and the magnitude of the value there."""
-        turned = {self.factor: np.array(sign, np.float32)}
-        if self.share is not None:
-            turned[self.share.factor] = np.array(0.0, np.float32)
-        return self._climbed(start, steps, turned, self.largest)
+        outputs = [self.largest, *self.slopes.values()]
+        turned = self._signed(sign)
+        best, largest = start, -inf
+        inputs, length = start, 1.0
+        slopes = dict[str, NDArray[Any]]()
+        for _ in range(steps + 1):
+            results = run(self.session, {**inputs, **turned}, outputs)
+            reached = float(results[self.largest])
+            if reached > largest:
+                best, largest = inputs, reached
+                slopes = {
+                    name: results[output] for name, output in self.slopes.items()
+                }
+            else:
+                length /= 2
+            inputs = self._moved(best, slopes, length)
+        return best, largest
 
-    def toward_error(self, start: Feeds, steps: int) -> Feeds | None:
-        """Return the inputs that so many steps reach toward the largest share of the value in the outputs; None if no
-        step leads there.
-        """
-        if self.share is None:
-            return None
-        turned = {
-            self.factor: np.array(0.0, np.float32),
-            self.share.factor: np.array(1.0, np.float32),
-        }
-        found, _ = self._climbed(start, steps, turned, self.share.share)
-        return None if found is start else found
+    def _signed(self, sign: float) -> dict[str, NDArray[np.float32]]:
+        """Return the input that makes gradients those of the element that is largest with a sign."""
+        return {self.factor: np.array(sign, np.float32)}
 
     def toward_zero(self, start: Feeds, steps: int) -> Feeds:
         """Return the inputs that so many steps of Newton's method reach toward the zero of a value that is negative;
         the given ones if no step leads nearer.
         """
-        turned = {self.factor: np.array(1.0, np.float32)}
-        if self.share is not None:
-            turned[self.share.factor] = np.array(0.0, np.float32)
+        turned = self._signed(1.0)
         outputs = [self.largest, *self.slopes.values()]
         best, largest = start, -inf
         inputs = start
@@ -200,38 +195,6 @@ class Climb(NamedTuple):
                 break
             inputs = self._moved(inputs, slopes, min(1.0, -reached / gain))
         return best
-
-    def _climbed(
-        self,
-        start: Feeds,
-        steps: int,
-        turned: Mapping[str, NDArray[np.float32]],
-        goal: str,
-    ) -> tuple[Feeds, float]:
-        """Return the inputs that so many steps reach, and the number that an output has there.
-
-        Args:
-            start: where to begin.
-            steps: how many steps.
-            turned: the inputs that choose what the gradient is of.
-            goal: the output.
-        """
-        outputs = [goal, *self.slopes.values()]
-        best, largest = start, -inf
-        inputs, length = start, 1.0
-        slopes = dict[str, NDArray[Any]]()
-        for _ in range(steps + 1):
-            results = run(self.session, {**inputs, **turned}, outputs)
-            reached = float(results[goal])
-            if reached > largest:
-                best, largest = inputs, reached
-                slopes = {
-                    name: results[output] for name, output in self.slopes.items()
-                }
-            else:
-                length /= 2
-            inputs = self._moved(best, slopes, length)
-        return best, largest
 
     def _gain(self, name: str, slope: NDArray[Any]) -> float:
         """Return what a step through the whole range of an input gains, to first order."""
@@ -279,71 +242,8 @@ def _number(name: str) -> ValueInfoProto:
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, ())
 
 
-class _Share(NamedTuple):
-    """How large a value is beside the outputs of its model.
-
-    Attributes:
-        factor: the input that is 1 if that is what gradients are of, and 0 if not.
-        share: the output with the logarithm of the quotient of both sums of squares.
-        loss: what gradients are of: the share times its factor, plus the largest element of the value.
-    """
-
-    factor: str
-    share: str
-    loss: str
-
-
-def _with_share(model: Model, name: str, largest: str) -> tuple[Model, _Share]:
-    """Return a model that also returns how large a value is beside the outputs.
-
-    Rounding a value moves the outputs by a share of its size, which weighs more the smaller they are themselves.
-
-    Raises:
-        GradientError: no output holds floats.
-    """
-    graph = model.ask(graph_of)
-    editor = GraphEditor(graph)
-    own = [value for value in graph.scopes[0].outputs if graph.types[value] == FLOAT]
-    results = [graph.values[value].name for value in own]
-    results = [result for result in results if result != largest]
-    if not results or not name:
-        raise GradientError("No output holds floats that follow from others.")
-    fresh = partial(_fresh, editor, name)
-    factor, share, loss = fresh("share/factor"), fresh("share"), fresh("loss")
-    tiny = editor.names.fresh(f"{name}/tiny")
-    nodes = list[NodeProto]()
-
-    def squares(value: str) -> str:
-        total = fresh("squares")
-        nodes.append(editor.make("ReduceSumSquare", [value], [total], "", keepdims=0))
-        return total
-
-    def made(op: str, *inputs: str, into: str = "") -> str:
-        result = into or fresh(op.lower())
-        nodes.append(editor.make(op, list(inputs), [result], ""))
-        return result
-
-    size, others = squares(name), [squares(result) for result in results]
-    total = others[0] if len(others) == 1 else made("Sum", *others)
-    logs = [made("Log", made("Add", one, tiny)) for one in (size, total)]
-    made("Sub", *logs, into=share)
-    made("Add", made("Mul", share, factor), largest, into=loss)
-    editor.insert(0, graph.scopes[0].nodes.stop, *nodes)
-    result = editor.finish()
-    result.graph.initializer.append(
-        numpy_helper.from_array(np.array(_TINY, np.float32), tiny)
-    )
-    result.graph.input.append(_number(factor))
-    result.graph.output.extend(map(_number, (share, loss)))
-    return Model(result, model.folder), _Share(factor, share, loss)
-
-
 def _fresh(editor: GraphEditor, name: str, what: str) -> str:
     return editor.names.fresh(f"{name}/{what}")
-
-
-_TINY: Final = 1e-20
-"""Keeps logarithms finite where all numbers are zero."""
 
 
 def _gradients(model: Model, loss: str, inputs: Iterable[str]) -> "Gradients":

@@ -21,7 +21,7 @@ _ELEMENT: Final = 60
 """Operations that take as long as reading or writing an element."""
 
 _FEWEST: Final = 2
-"""Runs of the least effort: one step."""
+"""Runs of the least effort: one step. What it reaches is measured by a run without gradients."""
 
 _FEW_STEPS: Final = 2
 """Steps from which on another climb is worth more than further steps: most of the way is done by the first two."""
@@ -43,14 +43,17 @@ class Effort(NamedTuple):
         steps: the steps of each climb.
         rounds: times that a climb may take as many steps again.
         has_lesser: whether it also climbs toward the end of the value that is farther from overflow.
-        has_error: whether it also climbs toward the largest error.
     """
 
     starts: int
     steps: int
     rounds: int
     has_lesser: bool
-    has_error: bool
+
+    @property
+    def is_least(self) -> bool:
+        """Whether one step toward one end is all."""
+        return self.steps == 1 and not self.has_lesser and not self.rounds
 
     @classmethod
     def within(cls, steps: int, work: int) -> "Effort":
@@ -73,19 +76,15 @@ class Effort(NamedTuple):
             starts=max(1, min(starts, _STARTS)),
             steps=most,
             rounds=max(0, min(rounds, _ROUNDS)),
-            has_lesser=climbs == 3,
-            has_error=climbs > 1,
+            has_lesser=climbs > 1,
         )
 
 
 def _climbs(steps: int, runs: int) -> tuple[int, int]:
     """Return how many climbs so many runs allow, and the steps of each."""
     enough = min(steps, _FEW_STEPS)
-    for climbs in (3, 2):
-        most = min(steps, runs // climbs - 1)
-        if most >= enough:
-            return climbs, most
-    return 1, min(steps, runs - 1)
+    most = min(steps, runs // 2 - 1)
+    return (2, most) if most >= enough else (1, min(steps, runs - 1))
 
 
 def counted_work(graph: Graph, shapes: Sequence[Shape | None]) -> int:

@@ -6,7 +6,7 @@ same on inputs of these sizes that take the same branches and turns.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from onnx import ModelProto, NodeProto, ValueInfoProto, helper
@@ -26,8 +26,15 @@ from onnxamp._runtime.values import Feeds
 _MOST_NODES: Final = 4000
 """Nodes that bodies may become. Each is differentiated, which takes a millisecond."""
 
+_LEAST_OPSET: Final = 13
+"""The opset from which on Squeeze and Unsqueeze take their axes as an input."""
+
 _MOST_ROUNDS: Final = 8
 """Levels of nesting that are flattened, one in each round."""
+
+
+Run: TypeAlias = tuple[str, str, int]
+"""The op of a node with bodies, the name of the body that it runs on a sample, and how often."""
 
 
 class Flattened(NamedTuple):
@@ -35,41 +42,80 @@ class Flattened(NamedTuple):
 
     Attributes:
         model: the model.
-        names: value in a body of the original -> the value that holds its elements, those of all turns.
+        origins: value of its main graph -> the value of a body that it is a copy of.
+        runs: what nodes with bodies run, by level of nesting.
     """
 
     model: Model
-    names: Mapping[str, str]
+    origins: Mapping[str, str]
+    runs: tuple[tuple[Run, ...], ...]
 
 
 class _FlatError(Exception):
     """The control flow cannot be flattened, or becomes too much."""
 
 
-def flattened(model: Model, feeds: Feeds) -> Flattened | None:
+def flattened(
+    model: Model, feeds: Feeds, like: Flattened | None = None
+) -> Flattened | None:
     """Return a model as it runs on a sample; None if that is not known, or takes too many nodes.
 
     Args:
-        model: at an opset where Squeeze and Unsqueeze take their axes as an input.
+        model: the model. Before opset 13, Unsqueeze has its axes in an attribute, and None is returned.
         feeds: the sample.
+        like: the same network in other precision: this model then takes the branches and turns of that one.
     """
+    if model.ask(graph_of).book.opsets.get("", 0) < _LEAST_OPSET:
+        return None
     origins = dict[str, str]()
     made = model
+    every = list[tuple[Run, ...]]()
     try:
-        for _ in range(_MOST_ROUNDS):
+        for level in range(_MOST_ROUNDS):
             graph = made.ask(graph_of)
             owners = [node for node in graph.at(graph.scopes[0].nodes) if node.bodies]
             if not owners:
-                return _with_joined(made, origins)
-            runs = _runs_of(made, owners, feeds)
+                return Flattened(made, origins, tuple(every))
+            levels = () if like is None else like.runs[level : level + 1]
+            runs = (
+                _runs_of(made, owners, feeds)
+                if like is None
+                else _given(owners, levels)
+            )
+            every.append(tuple(_named(node, runs[node.index]) for node in owners))
             made = Model(_Flattening(graph, origins).flat(runs), model.folder)
     except (_FlatError, OnnxAmpError):
         pass
     return None
 
 
-def _with_joined(model: Model, origins: Mapping[str, str]) -> Flattened:
-    """Return the model with values that join the elements of all copies of a value."""
+def _named(node: Node, ran: tuple[int, int]) -> Run:
+    """Return what a node runs, by name."""
+    names = {body: name for name, body in node.bodies}
+    body, turns = ran
+    return node.key, names[body], turns
+
+
+def _given(
+    owners: Sequence[Node], levels: Sequence[Sequence[Run]]
+) -> dict[int, tuple[int, int]]:
+    """Return node -> the scope that it runs and how often, as the same nodes of another model do."""
+    runs = levels[0] if levels else ()
+    if [node.key for node in owners] != [key for key, _, _ in runs]:
+        raise _FlatError
+    return {
+        node.index: (dict(node.bodies)[body], turns)
+        for node, (_, body, turns) in zip(owners, runs, strict=True)
+    }
+
+
+def with_joined(found: Flattened) -> tuple[Model, dict[str, str]]:
+    """Return the model with values that join the elements of all copies of a value.
+
+    Returns:
+        The model, and by value in a body of the original: the value that holds its elements, those of all turns.
+    """
+    model, origins, _ = found
     graph = model.ask(graph_of)
     editor = GraphEditor(graph)
     scope = graph.scopes[0]
@@ -91,7 +137,7 @@ def _with_joined(model: Model, origins: Mapping[str, str]) -> Flattened:
         names[origin] = editor.names.fresh(f"{origin}/turns")
         nodes.append(editor.make("Concat", flat, [names[origin]], "", axis=0))
         editor.insert(0, scope.nodes.stop, *nodes)
-    return Flattened(Model(editor.finish(), model.folder), names)
+    return Model(editor.finish(), model.folder), names
 
 
 def _runs_of(

@@ -2,11 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from secrets import token_hex
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
 from onnx import NodeProto
 
 from onnxamp._base.errors import ArgumentError, RuntimeFailure
@@ -23,6 +21,7 @@ from onnxamp._numerics.close_calls import (
 )
 from onnxamp._numerics.compare import compare_outputs, worst_rel_l2
 from onnxamp._numerics.detections import Detections, compare_matched
+from onnxamp._numerics.inner_choices import inner_choices
 from onnxamp._numerics.metrics import LOWNESS, TOLERANCES, Perplexity, TensorDiff
 from onnxamp._numerics.paired import (
     Compared,
@@ -37,6 +36,13 @@ from onnxamp._numerics.parts import (
     nudged,
     steady,
     worst_parts,
+)
+from onnxamp._numerics.remarks import (
+    faults,
+    left_to_cpu,
+    mismatches,
+    nan_inputs,
+    unmatched,
 )
 from onnxamp._numerics.results import LayerDiff, Parting
 from onnxamp._numerics.saturation import may_saturate, saturation_of
@@ -181,25 +187,33 @@ class TwoModels(PairedSessions):
             perplexity=None
             if reader is None
             else reader.perplexity(feeds, reference, result),
-            mismatches=tuple(_mismatches(reference, result)),
+            mismatches=tuple(mismatches(reference, result)),
             rejected=None if accept is None or is_accepted else accept.name,
             notes=(
                 *nan_inputs(feeds),
-                *_left_to_cpu(self.result),
+                *left_to_cpu(self.result),
                 *(self._saturated(feeds, reference, result) if number == 0 else ()),
-                *_faults(self.reference, self.result, ran),
+                *faults(self.reference, self.result, ran),
             ),
             taken=tuple(sorted(flows[0].taken)),
             grouped=self._grouped(item, feeds, reference, result),
-            choices=tuple(self._close_calls(feeds, ran, choosing)),
+            choices=tuple(self._close_calls(item, feeds, ran, choosing)),
         )
 
     def _close_calls(
-        self, feeds: Feeds, ran: PairedOutputs, choosing: Sequence[Chooser]
+        self,
+        item: LoadedSample,
+        feeds: Feeds,
+        ran: PairedOutputs,
+        choosing: Sequence[Chooser],
     ) -> Iterator[CloseCalls]:
         """Yield the choices of nodes, and how close they are."""
         models = self.reference, self.result
-        return close_calls(models, feeds, (ran.reference, ran.result), choosing)
+        known = ran.reference, ran.result
+        yield from close_calls(models, feeds, known, choosing)
+        # Bodies take a model of their own, so one sample has to do for them.
+        if self.probe.choices and not item.number:
+            yield from inner_choices(models, feeds, choosing)
 
     def _grouped(
         self, item: LoadedSample, feeds: Feeds, reference: Outputs, result: Outputs
@@ -239,9 +253,7 @@ class TwoModels(PairedSessions):
                 f"whole=True on the CPU would hide the effect of {lowest}: leave it out, and onnxamp emulates {lowest}."
             )
         ran_on = self.result.engine.name(lowest)
-        return RunFacts(
-            lowest, ran_on, reference.lowest, _unmatched(reference, result)
-        )
+        return RunFacts(lowest, ran_on, reference.lowest, unmatched(reference, result))
 
     def _run(
         self, number: int, feeds: Feeds, progress: Progress, *, also: Sequence[str]
@@ -409,46 +421,6 @@ def noise_floor(
     return worst_rel_l2(outputs, others)
 
 
-def _mismatches(reference: Outputs, result: Outputs) -> Iterator[str]:
-    """Yield sentences about differences of outputs that no limit allows."""
-    for name, value in reference.items():
-        for text in _differences(value, result[name]):
-            yield f"Output {name!r}: {text}"
-
-
-def _unmatched(reference: DataflowGraph, result: DataflowGraph) -> tuple[str, ...]:
-    """Return sentences about inputs and outputs that only one of the models has, and that are not compared."""
-    inputs = [
-        f"Only the reference takes the input {name!r}."
-        for name in reference.inputs
-        if name not in result.inputs and name not in result.defaults
-    ]
-    outputs = [
-        f"Only the result has the output {name!r}; it is not compared."
-        for name in result.outputs
-        if name not in reference.outputs
-    ]
-    return (*inputs, *outputs)
-
-
-def nan_inputs(feeds: Feeds) -> Iterator[str]:
-    """Yield sentences about inputs with NaN, which spreads through the model."""
-    for name, feed in feeds.items():
-        if not isinstance(feed, np.ndarray) or feed.dtype.kind != "f":
-            continue
-        if count := int(np.isnan(feed).sum()):
-            yield f"Input {name!r} holds NaN in {count:,} of {feed.size:,} elements."
-
-
-def _left_to_cpu(result: Session) -> Iterator[str]:
-    """Yield a sentence about the nodes that the engine left to the CPU."""
-    left = result.left_to_cpu()
-    listed = [f"{op} ({times})" for op, times in left.most_common(5)]
-    more = f" and {len(left) - 5} more op types" if len(left) > 5 else ""
-    if left:
-        yield f"The engine left {left.total()} nodes to the CPU: {', '.join(listed)}{more}."
-
-
 _NOISE: Final = 1e-4
 """Relative error that the order of sums explains: pieces take weights as inputs, which some kernels sum up in another
 order.
@@ -462,23 +434,6 @@ def _strayed(given: Outputs, prepared: Outputs) -> str:
             if diff.is_float and diff.size and not diff.rel_l2 <= _NOISE:
                 return name
     return ""
-
-
-def _faults(reference: Session, result: Session, ran: PairedOutputs) -> Iterator[str]:
-    """Yield sentences about what onnxamp could not run as it wanted to."""
-    report = "This is a fault of onnxamp; please report it."
-    if ran.strayed:
-        yield (
-            f"Layers are compared with a prepared form of the reference, which computes another {ran.strayed!r} than the"
-            f" reference itself. {report}"
-        )
-    if ran.apart is not None:
-        yield f"The values inside could not be compared: {ran.apart} Both models run as a whole. {report}"
-    if reference.changed:
-        yield f"The reference ran in a prepared form, as it does not run as it is: {reference.changed}"
-    for which, session in (("reference", reference), ("result", result)):
-        if session.joined:
-            yield f"The {which} ran as a whole, because it does not run in pieces: {session.joined} {report}"
 
 
 def _layers(
@@ -535,34 +490,3 @@ def _as_declared(
         reference_dtype=declared(reference, diff.reference_dtype),
         result_dtype=declared(result, diff.result_dtype),
     )
-
-
-def _differences(reference: Any, result: Any) -> list[str]:
-    """Return the differences of sequences, maps and optionals as such; their elements are compared one by one."""
-    if isinstance(reference, Mapping) and isinstance(result, Mapping):
-        lost = [key for key in reference if key not in result]
-        new = [key for key in result if key not in reference]
-        texts = {"The map lacks": lost, "Only the result's map has": new}
-        return [f"{text} the {_keys(keys)}." for text, keys in texts.items() if keys]
-    if isinstance(reference, list) and isinstance(result, list):
-        if len(reference) != len(result):
-            return [
-                f"The sequence has {len(result)} elements instead of {len(reference)}."
-            ]
-        return [*chain.from_iterable(map(_differences, reference, result))]
-    if type(reference) is not type(result):
-        return [
-            f"It is {type(result).__name__} instead of {type(reference).__name__}."
-        ]
-    return []
-
-
-_MOST_KEYS: Final = 5
-"""Keys that a sentence names."""
-
-
-def _keys(keys: Sequence[Any]) -> str:
-    named = ", ".join(map(repr, keys[:_MOST_KEYS]))
-    if len(keys) == 1:
-        return f"key {named}"
-    return f"{len(keys)} keys {named}{', ...' if len(keys) > _MOST_KEYS else ''}"

@@ -1,6 +1,4 @@
-"""Inputs that are made to be hard: steps of gradient ascent, within the range of the samples.
-
-They lead toward overflow, and toward the largest error.
+"""Inputs that are made to be hard: steps of gradient ascent toward overflow, within the range of the samples.
 
 Random inputs rarely show how large a value may become, because they rarely agree with the weights. The gradient of a
 value's largest element says how they would. An ascent begins where one step brings most, of a sample and, for small
@@ -11,7 +9,7 @@ that brings nothing, the next step is half as long.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from operator import itemgetter
+from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -25,9 +23,10 @@ from onnxamp._graph.graph import graph_of
 from onnxamp._graph.view import inline_functions
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
+from onnxamp._model.weights import stored_exponents
 from onnxamp._numerics.climb import Climb, Seen, Watched
 from onnxamp._numerics.effort import Effort, counted_work
-from onnxamp._numerics.flattened import flattened
+from onnxamp._numerics.flattened import flattened, with_joined
 from onnxamp._numerics.larger import in_short
 from onnxamp._numerics.rooms import rooms_of
 from onnxamp._numerics.stressed import Headroom, Proof, Stressed
@@ -98,13 +97,19 @@ class Stress(NamedTuple):
             original = _inlined(reference)
             names = _names_of(bounds, original)
             model = _differentiable(original, given[0])
-            ascent = _Ascent(model, names, movable, given[0], self.low)
+            exponents = _exponents_between(reference, result)
+            ascent = _Ascent(model, names, movable, given[0], self.low, exponents)
             found = ascent.climbed(given, self.steps, proof)
         except OnnxAmpError as error:
             return Stressed(proof, why=in_short(error), rooms=rooms)
         return found._replace(rooms=rooms_of(bounds, *ascent.largest))
 
-    def overflowing(self, model: Model, samples: Samples) -> dict[str, float]:
+    def overflowing(
+        self,
+        model: Model,
+        samples: Samples,
+        exponents: Mapping[str, int] = MappingProxyType({}),
+    ) -> dict[str, float]:
         """Return the values that leave the type's range on hard inputs, with their largest magnitudes there.
 
         Those that do so on the samples are left out.
@@ -112,15 +117,28 @@ class Stress(NamedTuple):
         Args:
             model: the original.
             samples: the inputs that it runs on.
+            exponents: those of values that its result stores as ``value * 2**-exponent``.
         """
         if not samples.has(0):
             return {}
         found = dict[str, float]()
         for room in self.of(model, model, samples).rooms:
-            fits = room.seen is not None and room.seen < self.low.overflow
-            if fits and (room.stressed or 0.0) >= self.low.overflow:
+            limit = self.low.overflow * 2.0 ** exponents.get(room.value, 0)
+            fits = room.seen is not None and room.seen < limit
+            if fits and (room.stressed or 0.0) >= limit:
                 found[room.value] = room.found
         return found
+
+    def hard(self, model: Model, samples: Samples) -> Samples | None:
+        """Return inputs that are hard for a model that is not converted yet; None if there are none.
+
+        Args:
+            model: the original.
+            samples: the inputs that it runs on.
+        """
+        if not self.steps or not samples.has(0):
+            return None
+        return self.of(model, model, samples).samples
 
     def near_tie(
         self, reference: Model, samples: Samples, names: Sequence[str]
@@ -139,7 +157,7 @@ class Stress(NamedTuple):
         try:
             model = _differentiable(reference, given[0])
             effort = Effort.within(self.steps, _work(model, given[0]))
-            if not effort.has_error:
+            if not effort.has_lesser:
                 return None
             tie = near_tie(model, movable, given[0], names, effort.steps)
         except OnnxAmpError:
@@ -230,6 +248,14 @@ def _inlined(reference: Model) -> Model:
     return Model(made, reference.folder)
 
 
+def _exponents_between(reference: Model, result: Model) -> dict[str, int]:
+    """Return the exponents of values that a result stores as ``value * 2**-exponent`` of what the reference stores."""
+    before = stored_exponents(reference.proto)
+    after = stored_exponents(result.proto)
+    names = before.keys() | after.keys()
+    return {name: after.get(name, 0) - before.get(name, 0) for name in names}
+
+
 def _names_of(bounds: Bounds, reference: Model) -> list[str]:
     """Return the values of the original that a result computes in low precision and that are not proven."""
     graph = reference.ask(graph_of)
@@ -258,6 +284,8 @@ class _Ascent:
         names: the values, also those of bodies.
         ranges: the ranges of the inputs that may change.
         low: the low-precision type.
+        exponents: those of values that the result stores as ``value * 2**-exponent``. All magnitudes are those that it
+            stores.
     """
 
     def __init__(
@@ -267,24 +295,26 @@ class _Ascent:
         ranges: Mapping[str, Range],
         sample: Feeds,
         low: Format,
+        exponents: Mapping[str, int],
     ) -> None:
         self.model = model
         has_bodies = len(model.ask(graph_of).scopes) > 1
         found = flattened(model, sample) if has_bodies else None
-        self.flat = model if found is None else found.model
-        self.inner: Mapping[str, str] = {} if found is None else found.names
+        self.flat, self.inner = model, dict[str, str]()
+        if found is not None:
+            self.flat, self.inner = with_joined(found)
         """Value in a body -> the value of the flat model that holds what it is in all turns."""
         self.names = names
         self.ranges = ranges
         self.low = low
+        self.exponents = exponents
         self.largest: tuple[dict[str, float], ...] = ({}, {})
         """The largest magnitudes of values, on the samples and on the hardest inputs."""
 
     def climbed(self, given: Sequence[Feeds], steps: int, proof: Proof) -> Stressed:
         """Return the hardest inputs that so many steps find, toward both ends of the value with the least headroom.
 
-        Other values tend to grow with it. One more input makes it as large as can be beside the outputs, where its
-        rounding weighs most.
+        Other values tend to grow with it.
         """
         names = self._reached()
         if not names:
@@ -292,36 +322,27 @@ class _Ascent:
         if self.inner:
             given = given[:1]  # others may take other branches and turns
         watched = Watched.of(self.model, names)
-        every = watched.largest(given)
+        every = self._stored(watched.largest(given))
         self.largest = (_magnitudes(every), {})
         seen = {name: self._fitting(every[name]) for name in names}
         seen = {name: ends for name, ends in seen.items() if ends}
         ranked = sorted(seen, key=lambda name: max(seen[name].values()), reverse=True)
-        results = self._results()
-        inner = next((name for name in ranked if name not in results), "")
         why = ""
         effort = Effort.within(steps, _work(self.flat, given[0]))
         for name in ranked[:_TRIES]:
             try:
-                target, beside = (self.inner.get(one, one) for one in (name, inner))
-                climb = Climb.toward(
-                    self.flat,
-                    self.ranges,
-                    target,
-                    beside if effort.has_error else "",
-                )
+                target = self.inner.get(name, name)
+                climb = Climb.toward(self.flat, self.ranges, target)
             except GradientError:  # it speaks of training
                 why = why or f"an op before {name!r} has no gradient"
                 continue
-            ends = self._ends(climb, given, seen[name], effort)
-            highest, reached = max(ends, key=itemgetter(1))
-            worst = climb.toward_error(highest, effort.steps)
+            most = self.low.max_finite * 2.0 ** self.exponents.get(name, 0)
+            ends = self._ends(climb, given, seen[name], effort, most)
+            reached = max(there for _, there in ends)
             # The lesser end matters where it comes close to the end of the range.
-            least = min(reached, self.low.max_finite * _CLOSE)
+            least = min(reached, most * _CLOSE)
             chosen = [inputs for inputs, there in ends if there >= least]
-            if worst is not None:
-                chosen.append(worst)
-            hard = watched.largest(chosen)
+            hard = self._stored(watched.largest(chosen))
             self.largest = (_magnitudes(every), _magnitudes(hard))
             found = Headroom(
                 value=name,
@@ -340,8 +361,17 @@ class _Ascent:
         given: Sequence[Feeds],
         seen: Mapping[float, "Seen"],
         effort: Effort,
+        most: float,
     ) -> list[tuple[Feeds, float]]:
-        """Return the inputs that climbs reach toward one or both ends of a value, and its magnitude there."""
+        """Return the inputs that climbs reach toward one or both ends of a value, and its magnitude there.
+
+        Args:
+            climb: leads toward the value.
+            given: the samples.
+            seen: by sign, where it is largest on them.
+            effort: how far to go.
+            most: the largest magnitude of the value that the result can store.
+        """
         ranked = sorted(seen, key=lambda sign: seen[sign].magnitude, reverse=True)
         signs = ranked if effort.has_lesser else ranked[:1]
         # Other inputs may take other branches and turns than those of the flat model.
@@ -349,16 +379,18 @@ class _Ascent:
         ends = []
         for sign in sorted(signs):
             start = climb.begun([given[seen[sign].sample], *more], sign)
-            ends.append(self._climbed(climb, start, sign, effort))
+            ends.append(self._climbed(climb, start, sign, effort, most))
         return ends
 
     def _climbed(
-        self, climb: Climb, start: Feeds, sign: float, effort: Effort
+        self, climb: Climb, start: Feeds, sign: float, effort: Effort, most: float
     ) -> tuple[Feeds, float]:
         """Return the inputs that a climb reaches, which goes on as long as that brings much close to the end."""
+        if effort.is_least:  # nothing to choose from, so that nothing is measured
+            return climb.stepped(start, sign), 0.0
         inputs, reached = climb.climbed(start, sign, effort.steps)
         for _ in range(effort.rounds):
-            if not self.low.max_finite * _CLOSE <= reached < self.low.overflow:
+            if not most * _CLOSE <= reached <= most:
                 break
             before = reached
             inputs, reached = climb.climbed(inputs, sign, effort.steps)
@@ -380,11 +412,6 @@ class _Ascent:
                     moved[name] = np.asarray(drawn, np.float32)
             yield moved
 
-    def _results(self) -> set[str]:
-        """Return the names of the model's outputs."""
-        graph = self.model.ask(graph_of)
-        return {graph.values[value].name for value in graph.scopes[0].outputs}
-
     def _reached(self) -> list[str]:
         """Return the values that depend on inputs that may change, and are none of them."""
         graph = self.flat.ask(graph_of)
@@ -398,6 +425,16 @@ class _Ascent:
             (name, scope.names.get(self.inner.get(name, name))) for name in self.names
         )
         return [name for name, value in own if value in changed - inputs]
+
+    def _stored(self, seen: Mapping[str, list[Seen]]) -> dict[str, list[Seen]]:
+        """Return what is seen of values, as the result stores them."""
+        found = dict[str, list[Seen]]()
+        for name, ends in seen.items():
+            factor = 2.0 ** -self.exponents.get(name, 0)
+            found[name] = [
+                one._replace(magnitude=one.magnitude * factor) for one in ends
+            ]
+        return found
 
     def _fitting(self, seen: Sequence["Seen"]) -> dict[float, "Seen"]:
         """Return by sign where a value is largest on the samples, as far as it fits low precision.

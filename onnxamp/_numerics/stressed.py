@@ -35,8 +35,8 @@ class Headroom:
 
     Attributes:
         value: its name in the original.
-        seen: its largest magnitude on the samples.
-        stressed: its largest magnitude on inputs that were made to be hard.
+        seen: its largest magnitude on the samples, as the result stores it (``--rescale``).
+        stressed: likewise, on inputs that were made to be hard.
         range: the largest number of the low-precision type.
     """
 
@@ -57,7 +57,7 @@ class Room:
 
     Attributes:
         value: its name in the original.
-        proven: the magnitude that no input exceeds; None if nothing bounds it.
+        proven: the magnitude that no input exceeds, as the result stores it; None if nothing bounds it.
         seen: the largest one on the samples; None if it was not measured.
         stressed: the largest one on inputs that were made to be hard; None if it was not measured.
     """

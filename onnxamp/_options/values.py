@@ -134,6 +134,11 @@ class Rescaling(NamedTuple):
     sums: tuple[str, ...] = ()
     gap: int | None = None
 
+    @property
+    def exponents(self) -> dict[str, int]:
+        """The exponents by name of a value."""
+        return {row.value: row.exponent for row in self.scaled}
+
     def as_json(self) -> dict[str, Any]:
         """Return JSON values for :meth:`from_json`."""
         return {

@@ -160,7 +160,7 @@ def _out_of_range(
     graph: Graph, largest: Mapping[str, float], rescaling: Rescaling
 ) -> Iterator[OutOfRange]:
     """Yield the values beyond float16's range in the order in which they are computed."""
-    exponents = {row.value: row.exponent for row in rescaling.scaled}
+    exponents = rescaling.exponents
     unfit = {row.value: row.why for row in rescaling.unfit}
     hazards = {one.node: one.detail for one in graph.ask(find_hazards, FLOAT16)}
     values = {name: value for value, name in value_names(graph).items()}

@@ -169,11 +169,8 @@ class TuningJob:
         if self.origin is not self:
             return self.origin.stressed
         stress = Stress(options.low, self.stress, options.input_ranges)
-        found = stress.overflowing(self.prepared, self.samples)
-        # An exponent leaves a value more room.
-        rescaling = options.rescaling
-        scaled = {row.value for row in rescaling.scaled} if rescaling else set[str]()
-        return {name: size for name, size in found.items() if name not in scaled}
+        exponents = options.rescaling.exponents if options.rescaling else {}
+        return stress.overflowing(self.prepared, self.samples, exponents)
 
     @property
     def may_overflow(self) -> bool:

@@ -1,7 +1,8 @@
 """Ranges of a model's values on samples, and the exponents and float32 nodes that follow from them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from onnxamp._base.executor import Memory
 from onnxamp._base.state import fingerprint
@@ -10,11 +11,12 @@ from onnxamp._decide.exponent_rows import value_names
 from onnxamp._decide.overrides import find_overrides
 from onnxamp._decide.rescaling import Ranges, find_rescaling
 from onnxamp._facts.dtypes import FLOAT, FLOAT16
-from onnxamp._facts.providers import emulated_arithmetic
+from onnxamp._facts.providers import Profile, emulated_arithmetic
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._numerics.body_ranges import with_body_ranges
 from onnxamp._numerics.measure import measure as measured
+from onnxamp._numerics.stress import Stress
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
 from onnxamp._runtime.engines import Engine, choose_engine
@@ -39,7 +41,7 @@ from onnxamp._tuning.inner_sums import (
 )
 
 
-def with_ranges(model: Model, options: Options, run: Run) -> Options:
+def with_ranges(model: Model, options: Options, run: Run, steps: int = 0) -> Options:
     """Return options with the requested exponents, and with names of nodes in place of ``data_max``, found on samples.
 
     So decisions follow from the graph and the options alone, and plans repeat them without samples.
@@ -48,6 +50,7 @@ def with_ranges(model: Model, options: Options, run: Run) -> Options:
         model: the model.
         options: the options of the conversion.
         run: where and on which samples they are measured.
+        steps: steps toward inputs that are hard, on which exponents have to suit as well; 0 to leave them out.
 
     Raises:
         RuntimeFailure: the model does not run, or a sample ends the process of a worker.
@@ -56,13 +59,20 @@ def with_ranges(model: Model, options: Options, run: Run) -> Options:
     if not options.lacks_ranges:
         return options
     options, limit = replace(options, data_max=None), options.data_max
-    graph, ranges = measured_ranges(model, options, run)
+    observed = _Observed.of(model, options, run)
+    graph, ranges = observed.graph, observed.ranges(run)
     # Nodes that stay in float32 need no exponents, so they are found first.
     if limit is not None:
         beyond = _beyond(graph, options, ranges.largest, limit)
         options = replace(options, keep_nodes=(*options.keep_nodes, *beyond))
     if not options.lacks_ranges:
         return options
+    hard = None
+    if options.low.is_narrow:
+        stress = Stress(options.low, steps, options.input_ranges)
+        hard = stress.hard(Model(graph.model, graph.folder), run.samples)
+    if hard is not None:
+        ranges |= observed.ranges(replace(run.bare, inputs=hard))
     found = find_rescaling(graph, options, ranges)
     return replace(options, rescaling=found._replace(made_up=run.samples.made_up))
 
@@ -74,31 +84,64 @@ def measured_ranges(model: Model, options: Options, run: Run) -> tuple[Graph, Ra
 
     Arguments and errors as :func:`with_ranges`.
     """
-    graph = with_casts(raised(model, options), replace(options, split_k=False)).graph
-    profile = None
-    if options.rescale and options.low is FLOAT16:
-        profile = emulated_arithmetic(options.target)
-    wide = graph
-    watched = list[WatchedNode]()
-    if profile is not None and run.samples.has(0):
-        proto, watched = with_magnitudes(graph, profile)
-        wide = Graph.of(proto, graph.folder) if watched else graph
-    proto, inner = with_body_ranges(wide)
-    written = model if proto is model.proto else Model(proto, graph.folder)
-    largest = largest_magnitudes(written, run)
-    names = value_names(wide)
-    largest |= {
-        names[value]: largest[name] for name, value in inner.items() if name in largest
-    }
-    own = set(value_names(graph).values())
-    ranges = {name: reach for name, reach in largest.items() if name in own}
-    if profile is None or not watched:
-        return graph, Ranges(ranges)
-    feeds = check_inputs(graph.model, run.samples[0])
-    shapes = graph.shapes_of(shapes_of(feeds))
-    sums = partial_sums(graph, profile, watched, largest, shapes)
-    norms = centered_norms(graph, profile, watched, largest)
-    return graph, Ranges(ranges, sums, norms)
+    observed = _Observed.of(model, options, run)
+    return observed.graph, observed.ranges(run)
+
+
+class _Observed(NamedTuple):
+    """A float32 model whose ranges are measured.
+
+    Attributes:
+        graph: the model, folded as the options say.
+        written: the same with outputs for what its values become in bodies, and for sums of magnitudes.
+        names: output of it -> the name of a value.
+        watched: the nodes whose sums are measured.
+        profile: the target that accumulates in float16; None if none does.
+    """
+
+    graph: Graph
+    written: Model
+    names: Mapping[str, str]
+    watched: Sequence[WatchedNode]
+    profile: Profile | None
+
+    @classmethod
+    def of(cls, model: Model, options: Options, run: Run) -> "_Observed":
+        """Prepare a model; arguments and errors as :func:`with_ranges`."""
+        options = replace(options, split_k=False)
+        graph = with_casts(raised(model, options), options).graph
+        profile = None
+        if options.rescale and options.low is FLOAT16:
+            profile = emulated_arithmetic(options.target)
+        wide = graph
+        watched = list[WatchedNode]()
+        if profile is not None and run.samples.has(0):
+            proto, watched = with_magnitudes(graph, profile)
+            wide = Graph.of(proto, graph.folder) if watched else graph
+        proto, inner = with_body_ranges(wide)
+        written = model if proto is model.proto else Model(proto, graph.folder)
+        names = value_names(wide)
+        found = {name: names[value] for name, value in inner.items()}
+        return cls(graph, written, found, watched, profile)
+
+    def ranges(self, run: Run) -> Ranges:
+        """Return the ranges on samples; errors as :func:`with_ranges`."""
+        graph = self.graph
+        largest = largest_magnitudes(self.written, run)
+        largest |= {
+            value: largest[name]
+            for name, value in self.names.items()
+            if name in largest
+        }
+        own = set(value_names(graph).values())
+        ranges = {name: reach for name, reach in largest.items() if name in own}
+        if self.profile is None or not self.watched:
+            return Ranges(ranges)
+        feeds = check_inputs(graph.model, run.samples[0])
+        shapes = graph.shapes_of(shapes_of(feeds))
+        sums = partial_sums(graph, self.profile, self.watched, largest, shapes)
+        norms = centered_norms(graph, self.profile, self.watched, largest)
+        return Ranges(ranges, sums, norms)
 
 
 def _beyond(

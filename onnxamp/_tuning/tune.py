@@ -155,12 +155,17 @@ class _Tuning(NamedTuple):
 
     def picked(self, options: Options, search: Search) -> TuningOutcome:
         """Return the outcome with the requested exponents, and with the candidate that the user picked."""
-        outcome = self.rounded(self.measured(options), search)
+        outcome = self.rounded(self.measured(options, search.stress), search)
         return outcome if search.pick is None else outcome.picked(search.pick)
 
-    def measured(self, options: Options) -> Options:
-        """Return the options with the exponents that they ask for."""
-        return with_ranges(self.model, options, run=self.run)
+    def measured(self, options: Options, steps: int) -> Options:
+        """Return the options with the exponents that they ask for.
+
+        Args:
+            options: the options.
+            steps: steps toward inputs that are hard, on which exponents have to suit as well.
+        """
+        return with_ranges(self.model, options, self.run, steps)
 
     def rounded(self, options: Options, search: Search) -> TuningOutcome:
         """Tune as the options say; if they leave it open and the fastest candidate misses, also with compensation.
@@ -234,7 +239,7 @@ class _Tuning(NamedTuple):
         is_open = options.rescale is None and options.low.is_narrow
         if not is_open or not job.may_overflow:
             return None
-        rescaled = self.measured(replace(options, rescale=True))
+        rescaled = self.measured(replace(options, rescale=True), job.stress)
         scaled = rescaled.rescaling.scaled if rescaled.rescaling is not None else ()
         is_used = any((row.largest or 0.0) > FLOAT16.max_finite for row in scaled)
         return rescaled if is_used else None

@@ -164,3 +164,49 @@ def test_choices_of_several_samples_add_up(settings):
     (whole,) = onnxamp.diff_models(model, low, SAMPLE, provider="cpu").choices
     assert found[0] == found[1]
     assert (found[0][0].choices, found[0][0].differ) == (500, whole.differ)
+
+
+PICK = "b = MatMul (s, w) [pick] i = ArgMax <axis = 1, keepdims = 0> (b)"
+BODIES = {
+    "If": f"""(float[N,64] X) => (int64[N] Y) {{
+        s = MatMul (X, w) t = ReduceSum <keepdims = 0> (s) c = Equal (t, t)
+        Y = If (c) <then_branch: graph = yes () => (int64[N] i) {{ {PICK} }},
+                    else_branch: graph = no () => (int64[N] j) {{ j = ArgMin <axis = 1, keepdims = 0> (s) }}> }}""",
+    "Loop": f"""(float[N,64] X) => (float[N,64] Z, int64[M,N] Y) <int64 n = {{3}}, bool on = {{1}}> {{
+        a = MatMul (X, w) Z, Y = Loop (n, on, a) <body: graph = turn (int64 k, bool g, float[N,64] s)
+            => (bool go, float[N,64] u, int64[N] i) {{ go = Identity (g) {PICK} u = Tanh (b) }}> }}""",
+    "Scan": f"""(float[N,64] X) => (int64[3,M] Y) <int64[3] sizes = {{3, -1, 64}}> {{
+        a = Reshape (X, sizes)
+        Y = Scan <num_scan_inputs = 1, body = turn (float[M,64] s) => (int64[M] i) {{ {PICK} }}> (a)
+    }}""",
+    "nested": f"""(float[N,64] X) => (float[N,64] Z, int64[M,N] Y) <int64 n = {{3}}, bool on = {{1}}> {{
+        a = MatMul (X, w) Z, Y = Loop (n, on, a) <body: graph = turn (int64 k, bool g, float[N,64] s)
+            => (bool go, float[N,64] u, int64[N] v) {{
+            go = Identity (g) u = Tanh (s) t = ReduceSum <keepdims = 0> (s) c = Equal (t, t)
+            v = If (c) <then_branch: graph = yes () => (int64[N] i) {{ {PICK} }},
+                        else_branch: graph = no () => (int64[N] j) {{ j = ArgMin <axis = 1, keepdims = 0> (s) }}>
+        }}> }}""",
+    "function": """(float[N,64] X) => (float[N,64] Z, int64[M,N] Y) <int64 n = {3}, bool on = {1}> {
+        a = MatMul (X, w) Z, Y = Loop (n, on, a) <body: graph = turn (int64 k, bool g, float[N,64] s)
+            => (bool go, float[N,64] u, int64[N] v) {
+            go = Identity (g) u = Tanh (s) b = MatMul (s, w) v = own.Pick (b) }> }
+        <domain: "own", opset_import: ["" : 18]> Pick (x) => (i) {
+            [pick] i = ArgMax <axis = 1, keepdims = 0> (x) }""",
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", BODIES)
+def test_choices_in_bodies_are_counted(name, dtype):
+    """Each turn makes its own, and they differ as the outputs do."""
+    domains = {"own": 1} if name == "function" else {}
+    model = add_weights(parse(BODIES[name], 18, domains=domains), {"w": WEIGHT})
+    low = onnxamp.convert_model(model, "O3", dtype=dtype, hazards=False)
+    sample = {"X": SAMPLE["X"][:99]}
+    report = onnxamp.diff_models(model, low, sample, provider="cpu")
+    (calls,) = (one for one in report.choices if one.op == "ArgMax")
+    assert name == "function" or calls.node == "pick"
+    assert calls.choices == 99 * (3 if name in ("Loop", "nested", "function") else 1)
+    output = report.outputs[-1]
+    assert calls.differ == round(output.differing * output.size)
+    assert calls.differ <= calls.close < calls.choices / 5
