@@ -47,27 +47,27 @@ def check_report(
     values = run.values if run else ()
     bad = [row for row in values if row.fault or row.inherited]
     fit = run.fit.values if run and run.fit else ()
+    sections = [
+        section("Beyond float16", table("beyond-float16", map(_out_of_range, fit))),
+        section("Values", _values(bad, values), is_detail=not bad, on_page=False),
+    ]
+    if audit:
+        sections = [
+            section("Findings", finding_items(audit)),
+            section("Scales at risk", _scales(audit)),
+            section("Device placement", _placement(audit), on_page=False),
+            *sections,
+            section("Nodes and weights", _sizes(audit), is_detail=True),
+        ]
+    cure = run.cure if run else None
     return Report(
         f"check for {audit.target}" if audit else "check",
         _verdict(audit, run),
-        (model,) if model else (),
-        where_it_ran(run),
-        _figures(audit) if audit else (),
-        (
-            section("Findings", finding_items(audit)),
-            section("Scales at risk", _scales(audit) if audit else ()),
-            section(
-                "Device placement", _placement(audit) if audit else (), on_page=False
-            ),
-            section(
-                "Beyond float16", table("beyond-float16", map(_out_of_range, fit))
-            ),
-            section("Values", _values(bad, values), is_detail=not bad, on_page=False),
-            section(
-                "Nodes and weights", _sizes(audit) if audit else (), is_detail=True
-            ),
-        ),
-        (*_exponents_step(run), *steps_of(run.cure if run else None, is_options=True)),
+        models=(model,) if model else (),
+        ran=where_it_ran(run),
+        figures=_figures(audit) if audit else (),
+        sections=tuple(sections),
+        steps=(*_exponents_step(run), *steps_of(cure, is_options=True)),
     )
 
 
