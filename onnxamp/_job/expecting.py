@@ -58,6 +58,7 @@ def foreseen(
     stressed = dict[str, float]()
     if options.low.is_narrow:
         stressed = Stress(options.low, steps, ranges).overflowing(model, run.samples)
-    for scaled in options.rescaling.scaled if options.rescaling is not None else ():
-        stressed.pop(scaled.value, None)  # its exponent leaves it more room
+    if options.rescaling is not None:
+        for scaled in options.rescaling.scaled:
+            stressed.pop(scaled.value, None)  # its exponent leaves it more room
     return with_expected_error(model, plan, run, known, stressed)

@@ -53,7 +53,7 @@ def check_report(
     ]
     if audit:
         sections = [
-            section("Findings", finding_items(audit)),
+            section("Findings", finding_items(audit.findings)),
             section("Scales at risk", _scales(audit)),
             section("Device placement", _placement(audit), on_page=False),
             *sections,
@@ -124,10 +124,10 @@ def finding_text(finding: Finding) -> str:
     return f"{text} {finding.action}".strip()
 
 
-def finding_items(audit: Audit | None) -> list[Statement]:
+def finding_items(findings: Iterable[Finding]) -> list[Statement]:
     """Return findings, worst first: one statement for those that differ only by their node."""
     groups: dict[tuple[str, str, str, str], list[Finding]] = {}
-    for finding in audit.findings if audit else ():
+    for finding in findings:
         key = finding.severity, finding.kind, finding.text, finding.action
         groups.setdefault(key, []).append(finding)
     items = []

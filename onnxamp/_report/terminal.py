@@ -411,8 +411,9 @@ def _short_head(
         if not whole:
             ran.truncate(room, overflow="ellipsis")
         yield hanging(" ", ran)
-    for detail in verdict.details if verdict is not None else ():
-        yield hanging(" ", printer.start(text_of(detail), GAP))
+    if verdict is not None:
+        for detail in verdict.details:
+            yield hanging(" ", printer.start(text_of(detail), GAP))
 
 
 def _head(report: Report, width: int) -> Iterator[RenderableType]:

@@ -313,7 +313,9 @@ class _Emulation:
             yield cast(
                 self.editor.names, source, self.raised_name(value), TensorProto.FLOAT
             )
-        for value in dict.fromkeys(scope.inputs) if self.rounds else ():
+        if not self.rounds:
+            return
+        for value in dict.fromkeys(scope.inputs):
             fed = view.values[value]
             elem = self.elems[value]
             if elem is not None and fed.origin in (Origin.INPUT, Origin.DEFAULT):

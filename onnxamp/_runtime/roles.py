@@ -145,7 +145,9 @@ def _readers(view: View, value: int) -> Iterator[tuple[Node, int]]:
             yield node, port
             if port in facts.moved_inputs.get(node.key, ()) or node.key == "Cast":
                 reached += node.outputs
-            for _, body in node.bodies if node.key in facts.control_flow else ():
+            if node.key not in facts.control_flow:
+                continue
+            for _, body in node.bodies:
                 inputs = view.scopes[body].inputs
                 sources = body_sources(node, len(inputs))
                 reached += [
