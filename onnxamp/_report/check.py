@@ -207,10 +207,13 @@ def _providers(audit: Audit) -> Iterator[Figure]:
         ]
         uncounted = [node for node in placed if node.op in op_facts().uncounted]
         casts = sum(node.op == "Cast" for node in uncounted)
-        told = [count(casts, "Cast")] if casts else []
+        told = []
+        if casts:
+            told.append(count(casts, "Cast"))
         if bodies := len(uncounted) - casts:
             told.append(f"{count(bodies, 'node')} of control flow")
-        others += [f"including {' and '.join(told)}"] if told else []
+        if told:
+            others.append(f"including {' and '.join(told)}")
         yield Figure(f"nodes on {home}", f"{providers[home]:,}", ", ".join(others))
 
 

@@ -160,9 +160,8 @@ def _readers(view: View, value: int) -> Iterator[tuple[Node, int]]:
             if owner != ABSENT and view.nodes[owner].key in facts.control_flow:
                 node = view.nodes[owner]
                 target = body_targets(node, position + 1)[position]
-                reached += (
-                    node.outputs[target : target + 1] if target != ABSENT else ()
-                )
+                if target != ABSENT:
+                    reached += node.outputs[target : target + 1]
         for new in reached:
             if new != ABSENT and new not in seen:
                 seen.add(new)
