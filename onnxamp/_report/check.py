@@ -107,7 +107,9 @@ def _verdict(audit: Audit | None, run: RunCheck | None) -> Headline:
         sentence = "The model fails to load or is known to break."
         return Headline(status, sentence, (*details, fault))
     if run is None or run.skipped:
-        skipped = (run and run.skipped) or "The model was not run."
+        skipped = "The model was not run."
+        if run is not None and run.skipped:
+            skipped = run.skipped
         sentence = "Nothing is known to break, but nothing was run."
         return Headline(status, sentence, (skipped, *details))
     seen = f"{count(len(run.values), 'value')} checked: no NaN, no overflow, nothing lost."
