@@ -144,9 +144,12 @@ def _output_fault(graph: Graph, node: Node) -> str | None:
 def _fault(graph: Graph, node: Node, text: str) -> Finding:
     """Return the finding, with the opset that would fix it if there is one."""
     assert node.signature is not None
+    retype = finding(node, "error", "type", text, _RETYPE)
+    if node.signature.domain:
+        return retype
     inputs = graph.types_of(node.inputs)
     outputs = {*graph.types_of(node.outputs)} - {None}
-    for newer in newer_versions(node.signature) if not node.signature.domain else ():
+    for newer in newer_versions(node.signature):
         admitted = frozenset().union(
             *newer.params.values(), (port.type for port in newer.outputs)
         )
@@ -157,7 +160,7 @@ def _fault(graph: Graph, node: Node, text: str) -> Finding:
             opset = f"--opset {newer.since}, whose schema allows the type"
             action = f"Keep it in float32, or convert the original with {opset}."
             return finding(node, "error", "opset", text, action)
-    return finding(node, "error", "type", text, _RETYPE)
+    return retype
 
 
 def _same_names(graph: Graph) -> Iterator[Finding]:

@@ -220,11 +220,11 @@ def _of_targets(op: str) -> Iterator[OpFact]:
                 yield OpFact("accumulator", text.rstrip(), file, source, name)
         yield from _arithmetic(op, name)
         # "any" has no rows of its own: those in its name are failures on all other targets.
-        is_own = bool(target_table(name, "placement"))
-        for row in placement_rules(name, op) if is_own else ():
-            source = row.get("source", "")
-            file = f"{folder}/placement.toml"
-            yield OpFact("placement", row["because"], file, source, name)
+        if target_table(name, "placement"):
+            for row in placement_rules(name, op):
+                source = row.get("source", "")
+                file = f"{folder}/placement.toml"
+                yield OpFact("placement", row["because"], file, source, name)
         for table, topic in (("wrong", "wrong kernel"), ("optimizers", "optimizer")):
             for row in target_table(name, table).get("rows", ()):
                 if op in row["ops"]:

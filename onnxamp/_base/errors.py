@@ -41,11 +41,9 @@ def printable(text: str) -> str:
 
     Names in a model are not trusted, so all terminal output passes through here.
     """
-    return (
-        text
-        if text.isprintable()
-        else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-    )
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 class OnnxAmpError(Exception):

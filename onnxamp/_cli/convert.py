@@ -1,6 +1,5 @@
 """``onnxamp convert``."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,13 +28,12 @@ from onnxamp._cli.common import (
     validation_options,
 )
 from onnxamp._convert.plan import load_plan, strict
-from onnxamp._job import Request, Validation, search_metric
+from onnxamp._job import Request, Validation, say_nothing, search_of
 from onnxamp._job.pipeline import convert_to_file
 from onnxamp._model.model import Model
 from onnxamp._options.command_line import spelled_fields
-from onnxamp._options.values import TOLERANCE, Level, is_auto
+from onnxamp._options.values import Level, is_auto
 from onnxamp._report.progress import progress_bar
-from onnxamp._tuning.results import Search
 
 if TYPE_CHECKING:
     from onnxamp._numerics.results import DiffReport
@@ -75,16 +73,12 @@ def run(given: Given) -> None:
             asked=options,
             plan=plan,
             run=run_options_of(given, report=progress),
-            search=Search(
-                tolerance=TOLERANCE if given.tolerance is None else given.tolerance,
-                metric=search_metric(given.metric),
-                accept=given.accept,
-            ),
+            search=search_of(given.tolerance, given.metric, given.accept),
             validation=_validation(given, model) if given.validate else None,
             expects=given.expected_error,
             explains=not given.quiet or bool(given.html),
             # The warnings of a plan were printed when it was made.
-            warn=tell if plan is None else _ignore,
+            warn=tell if plan is None else say_nothing,
         )
         outcome = convert_to_file(request, sink_of(given, target))
     conversion = outcome.conversion
@@ -95,11 +89,6 @@ def run(given: Given) -> None:
         report = partial(conversion_report, conversion)
         show(given, report, "convert", partial(conversion_facts, conversion))
     _finish(conversion.validation, conversion.target, quiet=given.quiet)
-
-
-def _ignore(warnings: Iterable[str]) -> None:
-    """Print nothing."""
-    del warnings
 
 
 def _validation(given: Given, model: Model) -> Validation:

@@ -74,8 +74,9 @@ def run(given: Given) -> None:
         lambda: {"report": report},
     )
     if failed := [row for row in report.rows if row.has_failed]:
-        for row in failed if given.quiet else ():
-            click.echo(printable(f"{row.name}: {row.message}"), err=True)
+        if given.quiet:
+            for row in failed:
+                click.echo(printable(f"{row.name}: {row.message}"), err=True)
         raise click.ClickException(
             f"{len(failed)} of {len(report.rows)} models failed."
         )

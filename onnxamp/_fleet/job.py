@@ -31,20 +31,19 @@ from onnxamp._fleet.entries import (
     written_by,
 )
 from onnxamp._fleet.outcome import ModelOutcome
-from onnxamp._job import Request, Validation, search_metric, validation_metric
+from onnxamp._job import Request, Validation, say_nothing, search_of, validation_metric
 from onnxamp._job.pipeline import convert_to_file
 from onnxamp._job.writing import Conversion, Sink
 from onnxamp._model.model import Model
 from onnxamp._model.sources import watched_sources
 from onnxamp._numerics.user_functions import Accept
 from onnxamp._options.options import Options
-from onnxamp._options.values import TOLERANCE, Level
+from onnxamp._options.values import Level
 from onnxamp._runtime.run import RunOptions
 from onnxamp._runtime.samples import Samples, SampleSource
 from onnxamp._runtime.sizes import Sizes
 from onnxamp._runtime.starting import custom_ops, disabled_sentence
 from onnxamp._text.decoder import Prompts, built_in_prompts, tokens_input
-from onnxamp._tuning.results import Search
 
 _TRANSIENT: Final = (
     OutputError,
@@ -191,7 +190,6 @@ def _request(options: FolderOptions, job: ModelJob, model: Model) -> Request:
     if job.package is not None and cured is None:
         asked = job.package.kind.adapted(asked, options.given, model)
     judge = options.judge
-    tolerance = options.validation.tolerance
     inputs = _inputs(options, job, model)
     validation = replace(
         options.validation,
@@ -214,13 +212,9 @@ def _request(options: FolderOptions, job: ModelJob, model: Model) -> Request:
             state=job.search,
             renews=True,
         ),
-        search=Search(
-            tolerance=TOLERANCE if tolerance is None else tolerance,
-            metric=search_metric(options.metric),
-            accept=judge,
-        ),
+        search=search_of(options.validation.tolerance, options.metric, judge),
         validation=validation if options.validate else None,
-        warn=lambda _: None,  # the row holds them
+        warn=say_nothing,  # the row holds them
     )
 
 

@@ -137,8 +137,10 @@ def is_companion(name: str) -> bool:
 
 def stores_of(folder: Path) -> Iterator[Path]:
     """Yield the folders in which a cache keeps the files of a folder that consists of links to them."""
+    if is_remote(folder):
+        return
     path = folder.absolute().as_posix()
-    for store in _table()["stores"] if not is_remote(folder) else ():
+    for store in _table()["stores"]:
         if fnmatchcase(path, store["folder"]):
             yield folder / store["files"]
 

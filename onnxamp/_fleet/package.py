@@ -257,7 +257,9 @@ def _needed(
 ) -> Iterator[Setting]:
     """Yield the settings that results need, with their values in place of the names of these."""
     settings = package.kind.settings
-    for job in jobs if settings else ():
+    if not settings:
+        return
+    for job in jobs:
         values = {
             "dtype": _dtype_of_caches(package, job.result),
             "files": len(entries[job.name].written) - 1,  # without the model itself

@@ -109,22 +109,21 @@ class _Rotation(NamedTuple):
         return cls(call[tables], call[tables + 1], places, 2 * half, apart)
 
     def _pairs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the first and the second elements of all pairs."""
         last = [-1]
         size = [self.size]
         if self.is_interleaved:
-            step = [2]
-            return x.op("Slice", [0], size, last, step), x.op(
-                "Slice", [1], size, last, step
-            )
+            even = x.op("Slice", [0], size, last, [2])
+            odd = x.op("Slice", [1], size, last, [2])
+            return even, odd
         half = [self.size // 2]
-        step = [1]
-        return x.op("Slice", [0], half, last, step), x.op(
-            "Slice", half, size, last, step
-        )
+        left = x.op("Slice", [0], half, last, [1])
+        right = x.op("Slice", half, size, last, [1])
+        return left, right
 
     def turn(self, x: Tensor, *, back: bool = False) -> Tensor:
         """Return what has five axes rotated, or rotated back; elements after ``size`` stay."""
-        (one, other), writer = self._pairs(x), x.writer
+        one, other = self._pairs(x)
         cos, sin = (
             table.op("Gather", self.places).op("Unsqueeze", [1, 2])
             for table in (self.cos, self.sin)
@@ -133,13 +132,14 @@ class _Rotation(NamedTuple):
         pair = [one * cos - other * sin, other * cos + one * sin]
         rest = x.op("Slice", [self.size], [_NOWHERE], [-1])
         if self.is_interleaved:
-            joined = writer.concat([part.op("Unsqueeze", [-1]) for part in pair], -1)
+            joined = x.writer.concat([part.op("Unsqueeze", [-1]) for part in pair], -1)
             pair = [joined.reshape(0, 0, 0, 0, self.size)]
-        return writer.concat([*pair, rest], -1)
+        return x.writer.concat([*pair, rest], -1)
 
     def tables(self, x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of cosines and sines, from that of what :meth:`turn` makes of ``x``."""
-        (one, other), (d_one, d_other) = self._pairs(x), self._pairs(dy)
+        one, other = self._pairs(x)
+        d_one, d_other = self._pairs(dy)
         rows = self.places.op("Unsqueeze", [-1])
         changes = d_one * one + d_other * other, d_other * one - d_one * other
         cos, sin = (
@@ -233,14 +233,16 @@ def _group_query(call: Call) -> Grads:
     )
     places = _Places.of(call)
     turn = None
-    turned = query, key
+    turned_query = query
+    turned_key = key
     if call.attribute("do_rotary", 0):
         rows = call[_ANGLES + 2] if call.has(_ANGLES + 2) else places.new
         turn = _Rotation.of(call, _ANGLES, rows, "rotary_interleaved")
-        turned = turn.turn(query), turn.turn(key)
-    keys, values = _after_cache(call, (turned[1], value), _PAST)
+        turned_query = turn.turn(query)
+        turned_key = turn.turn(key)
+    keys, values = _after_cache(call, (turned_key, value), _PAST)
     found = _Attention.of(
-        query=turned[0],
+        query=turned_query,
         key=keys,
         value=values,
         dy=_grouped(call.dy, shared, heads // shared),
@@ -379,7 +381,7 @@ def _seen(call: Call, keys: Tensor) -> Tensor | None:
 def _rotary(call: Call) -> Grads:
     """Return the gradients of RotaryEmbedding of ONNX Runtime."""
     is_apart = call.rank() == 4
-    length = call.x.size(2 if call.rank() == 4 else 1)
+    length = call.x.size(2 if is_apart else 1)
     places = call[1]
     if call.rank(1) == 1:  # the first position of each sequence
         steps = call.writer.count(length).op("Unsqueeze", [0])

@@ -181,15 +181,13 @@ def _batch(call: Call) -> Grads:
             lambda: -dy.sum(axes, keepdims=False) * slope,
             lambda: (dy * unit).sum(axes, keepdims=False) * slope * each * -0.5,
         ]
-    return [
-        lambda: (
-            _through(dy, unit, inverse, axes) * scale
-            if call.saved
-            else dy * (scale * inverse)
-        ),
-        *_sums(dy, unit, axes),
-        *statistics,
-    ]
+
+    def gradient() -> Tensor:
+        if call.saved:
+            return _through(dy, unit, inverse, axes) * scale
+        return dy * (scale * inverse)
+
+    return [gradient, *_sums(dy, unit, axes), *statistics]
 
 
 def _per_channel(x: Tensor, rank: int) -> Tensor:

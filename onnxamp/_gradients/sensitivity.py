@@ -258,12 +258,10 @@ class _Branches:
     ) -> dict[str, "ort.OrtValue"]:
         """Return what a piece reads, by name."""
         side = one.side
-        values = {
-            name: side.values[name]
-            if name in side.values
-            else self.runner.weight(name)
-            for name in reads
-        }
+        values = dict[str, "ort.OrtValue"]()
+        for name in reads:
+            known = side.values.get(name)
+            values[name] = self.runner.weight(name) if known is None else known
         if part[0] in self.gathers:  # only the rows that are gathered cost anything
             table, places = self.flow.nodes[part[0]].input
             used, new = np.unique(side.output(places), return_inverse=True)

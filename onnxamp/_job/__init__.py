@@ -9,7 +9,7 @@ from onnxamp._base.errors import warn
 from onnxamp._convert.plan import Plan
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
-from onnxamp._options.values import DiffMetric, Level
+from onnxamp._options.values import TOLERANCE, DiffMetric, Level
 from onnxamp._runtime import CURE_SECONDS, STRESS
 from onnxamp._runtime.run import Run, RunOptions
 from onnxamp._tuning.results import Search
@@ -64,9 +64,15 @@ class Validation:
     sampling: tuple[str, ...] = ()
 
 
-def search_metric(metric: "MetricLike") -> "MetricLike":
-    """Return the metric of level auto for the metric of a request, which may also be one of the validation."""
-    return "rel-l2" if metric == "elements" else metric
+def search_of(
+    tolerance: float | None, metric: "MetricLike", accept: "Accept | None" = None
+) -> Search:
+    """Return the search of level auto for the tolerance and the metric of a request, which its validation shares."""
+    return Search(
+        tolerance=TOLERANCE if tolerance is None else tolerance,
+        metric="rel-l2" if metric == "elements" else metric,
+        accept=accept,
+    )
 
 
 def validation_metric(metric: "MetricLike") -> DiffMetric:
@@ -74,6 +80,11 @@ def validation_metric(metric: "MetricLike") -> DiffMetric:
     if metric == "rel-l2":
         return "elements"
     return next((name for name in get_args(DiffMetric) if name == metric), "auto")
+
+
+def say_nothing(warnings: Iterable[str]) -> None:
+    """Receive the warnings of a request whose user is told them in another way."""
+    del warnings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

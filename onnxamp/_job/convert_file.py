@@ -11,7 +11,7 @@ from onnxamp._job import (
     Request,
     Validation,
     samples_of_level,
-    search_metric,
+    search_of,
     validation_metric,
 )
 from onnxamp._job.pipeline import convert_to_file
@@ -19,9 +19,8 @@ from onnxamp._job.writing import Conversion, Sink
 from onnxamp._model.model import Model
 from onnxamp._model.sources import watched_sources
 from onnxamp._options.options import OptionKeywords, Options
-from onnxamp._options.values import TOLERANCE, LevelName, is_auto
+from onnxamp._options.values import LevelName, is_auto
 from onnxamp._runtime.run import Report, RunOptions, silent
-from onnxamp._tuning.results import Search
 
 if TYPE_CHECKING:
     from onnxamp._base.state import StateLike
@@ -134,10 +133,7 @@ def convert_file(
             state=state,
             report=silent if progress is None else _of_writing(progress),
         ),
-        search=Search(
-            tolerance=TOLERANCE if tolerance is None else tolerance,
-            metric=search_metric(metric),
-        ),
+        search=search_of(tolerance, metric),
         validation=validation if validate else None,
     )
     sink = Sink(as_path(dst), external_data, shard_bytes, data_names)

@@ -4,7 +4,6 @@ A result is written to a temporary name, loaded, built if the target has a build
 :mod:`onnxamp._job.healing` repairs what fails.
 """
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -46,7 +45,6 @@ from onnxamp._tuning.cure_check import as_float16
 
 _MARGIN: Final = 0.2
 """Share of the default limits that is reserved for unseen inputs, if errors are random."""
-_LOG: Final = logging.getLogger("onnxamp")
 
 
 def limits_of(validation: Validation, dtype: str, *, is_tuned: bool) -> Limits:

@@ -264,11 +264,9 @@ def write_blobs(
     finished = Event()
     with ThreadPoolExecutor(count + 1) as pool:
         tasks = [pool.submit(drain) for _ in range(min(count, len(pieces)))]
-        syncing = (
-            pool.submit(_sync_meanwhile, path, finished)
-            if len(pieces) > _LONG
-            else None
-        )
+        syncing = None
+        if len(pieces) > _LONG:
+            syncing = pool.submit(_sync_meanwhile, path, finished)
         try:
             for task in tasks:
                 task.result()

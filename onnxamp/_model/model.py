@@ -252,9 +252,10 @@ def parse_model(data: bytes, label: str) -> tuple[ModelProto, tuple[str, ...]]:
             fault = "is empty: download or export it again."
     if fault:
         model = _in_text(data, f"{label} {name_format(data) or fault}")
-    for tensor in tensors_of(model) if INSIDE.encode() in data else ():
-        if lies_inside(tensor):
-            _settle(tensor)
+    if INSIDE.encode() in data:
+        for tensor in tensors_of(model):
+            if lies_inside(tensor):
+                _settle(tensor)
     return tidied(model)
 
 

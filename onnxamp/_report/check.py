@@ -47,27 +47,27 @@ def check_report(
     values = run.values if run else ()
     bad = [row for row in values if row.fault or row.inherited]
     fit = run.fit.values if run and run.fit else ()
+    sections = [
+        section("Beyond float16", table("beyond-float16", map(_out_of_range, fit))),
+        section("Values", _values(bad, values), is_detail=not bad, on_page=False),
+    ]
+    if audit:
+        sections = [
+            section("Findings", finding_items(audit.findings)),
+            section("Scales at risk", _scales(audit)),
+            section("Device placement", _placement(audit), on_page=False),
+            *sections,
+            section("Nodes and weights", _sizes(audit), is_detail=True),
+        ]
+    cure = run.cure if run else None
     return Report(
         f"check for {audit.target}" if audit else "check",
         _verdict(audit, run),
-        (model,) if model else (),
-        where_it_ran(run),
-        _figures(audit) if audit else (),
-        (
-            section("Findings", finding_items(audit)),
-            section("Scales at risk", _scales(audit) if audit else ()),
-            section(
-                "Device placement", _placement(audit) if audit else (), on_page=False
-            ),
-            section(
-                "Beyond float16", table("beyond-float16", map(_out_of_range, fit))
-            ),
-            section("Values", _values(bad, values), is_detail=not bad, on_page=False),
-            section(
-                "Nodes and weights", _sizes(audit) if audit else (), is_detail=True
-            ),
-        ),
-        (*_exponents_step(run), *steps_of(run.cure if run else None, is_options=True)),
+        models=(model,) if model else (),
+        ran=where_it_ran(run),
+        figures=_figures(audit) if audit else (),
+        sections=tuple(sections),
+        steps=(*_exponents_step(run), *steps_of(cure, is_options=True)),
     )
 
 
@@ -107,7 +107,9 @@ def _verdict(audit: Audit | None, run: RunCheck | None) -> Headline:
         sentence = "The model fails to load or is known to break."
         return Headline(status, sentence, (*details, fault))
     if run is None or run.skipped:
-        skipped = (run and run.skipped) or "The model was not run."
+        skipped = "The model was not run."
+        if run is not None and run.skipped:
+            skipped = run.skipped
         sentence = "Nothing is known to break, but nothing was run."
         return Headline(status, sentence, (skipped, *details))
     seen = f"{count(len(run.values), 'value')} checked: no NaN, no overflow, nothing lost."
@@ -124,10 +126,10 @@ def finding_text(finding: Finding) -> str:
     return f"{text} {finding.action}".strip()
 
 
-def finding_items(audit: Audit | None) -> list[Statement]:
+def finding_items(findings: Iterable[Finding]) -> list[Statement]:
     """Return findings, worst first: one statement for those that differ only by their node."""
     groups: dict[tuple[str, str, str, str], list[Finding]] = {}
-    for finding in audit.findings if audit else ():
+    for finding in findings:
         key = finding.severity, finding.kind, finding.text, finding.action
         groups.setdefault(key, []).append(finding)
     items = []
@@ -207,10 +209,13 @@ def _providers(audit: Audit) -> Iterator[Figure]:
         ]
         uncounted = [node for node in placed if node.op in op_facts().uncounted]
         casts = sum(node.op == "Cast" for node in uncounted)
-        told = [count(casts, "Cast")] if casts else []
+        told = []
+        if casts:
+            told.append(count(casts, "Cast"))
         if bodies := len(uncounted) - casts:
             told.append(f"{count(bodies, 'node')} of control flow")
-        others += [f"including {' and '.join(told)}"] if told else []
+        if told:
+            others.append(f"including {' and '.join(told)}")
         yield Figure(f"nodes on {home}", f"{providers[home]:,}", ", ".join(others))
 
 

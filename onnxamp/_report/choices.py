@@ -1,6 +1,7 @@
 """Choices that depend on values, in sentences: how many are closer than the error of what they compare."""
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Final
 
 from onnxamp._numerics.close_calls import CloseCalls
@@ -32,17 +33,13 @@ def _sentences(calls: Sequence[CloseCalls]) -> Iterator[str]:
     every = sum(one.choices for one in calls)
     if every and not close:
         yield f"None of {count(every, 'choice')} is closer than the error of what it compares."
-    close.sort(key=_urgency, reverse=True)
+    close.sort(key=attrgetter("differ", "close"), reverse=True)
     yield from map(_sentence, close[:_NODES])
     if more := close[_NODES:]:
         total = sum(one.close for one in more)
         differ = sum(one.differ for one in more)
         nodes = count(len(more), "more node")
         yield f"{nodes} made {count(total, 'choice')} that are closer than the error; {_differ(differ)}."
-
-
-def _urgency(one: CloseCalls) -> tuple[int, int]:
-    return one.differ, one.close
 
 
 def _sentence(one: CloseCalls) -> str:

@@ -367,8 +367,11 @@ def _hazard_title(plan: Plan) -> str:
     hazards = _decisive_hazards(plan)
     low = {row.node for row in hazards if row.low}
     kept = {row.node for row in hazards} - low
-    fates = [f"{count(len(kept), 'node')} kept in float32"] if kept else []
-    fates += [f"{count(len(low), 'node')} in {plan.dtype} anyway"] if low else []
+    fates = []
+    if kept:
+        fates.append(f"{count(len(kept), 'node')} kept in float32")
+    if low:
+        fates.append(f"{count(len(low), 'node')} in {plan.dtype} anyway")
     reasons = Counter(row.node for row in hazards)
     twice = sum(times > 1 for times in reasons.values())
     several = f" ({twice:,} of them for more than one reason)" if twice else ""

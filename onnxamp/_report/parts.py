@@ -307,7 +307,9 @@ def shown_rows(table: Table, *, verbose: bool) -> tuple[TableRow, ...]:
 def problems(report: Report) -> Iterator[Statement]:
     """Yield all warnings and errors except those in details."""
     for one in report.sections:
-        for part in one.parts if not one.is_detail else ():
+        if one.is_detail:
+            continue
+        for part in one.parts:
             if isinstance(part, Statement) and part.level >= Severity.WARNING:
                 yield part
 

@@ -421,8 +421,9 @@ def _short_head(
         if not whole:
             ran.truncate(room, overflow="ellipsis")
         yield hanging(" ", ran)
-    for detail in verdict.details if verdict is not None else ():
-        yield hanging(" ", printer.start(text_of(detail), GAP))
+    if verdict is not None:
+        for detail in verdict.details:
+            yield hanging(" ", printer.start(text_of(detail), GAP))
 
 
 def _head(report: Report, width: int) -> Iterator[RenderableType]:
@@ -431,7 +432,8 @@ def _head(report: Report, width: int) -> Iterator[RenderableType]:
     ran = ", ".join(report.ran)
     verdict = report.verdict
     if verdict is None:
-        yield from (text_of(models),) if models else ()
+        if models:
+            yield text_of(models)
         yield from (text_of(text, "dim") for text in report.ran)
         return
     yield hanging(MARKS[verdict.status], text_of(verdict.sentence, "bold"))
@@ -440,7 +442,8 @@ def _head(report: Report, width: int) -> Iterator[RenderableType]:
         is_one = both.cell_len + GAP <= width
         lines = [both] if is_one else [text_of(models), text_of(report.task, "dim")]
         yield from (hanging(" ", line) for line in lines)
-    yield from (hanging(" ", text_of(ran, "dim")),) if ran else ()
+    if ran:
+        yield hanging(" ", text_of(ran, "dim"))
     yield from (hanging(" ", text_of(detail)) for detail in verdict.details)
 
 

@@ -205,12 +205,10 @@ class _Move:
             values = target.sparse_initializer[-1].values
             values.name = self.name(branch.names[values.name])
         for entry in (*source.value_info, *source.output):
-            name = (
-                self.name(branch.names[entry.name])
-                if entry.name in branch.names
-                else None
-            )
-            if name is not None and name not in declared and entry.HasField("type"):
+            if entry.name not in branch.names or not entry.HasField("type"):
+                continue
+            name = self.name(branch.names[entry.name])
+            if name not in declared:
                 target.value_info.add(name=name).type.CopyFrom(entry.type)
                 declared.add(name)
 

@@ -208,13 +208,10 @@ class EngineBuilder(Child):
                 raise RuntimeFailure(
                     f"No process can be started to build the engine: {error}."
                 ) from error
-        if answer is None or "fault" in answer:
-            why = (
-                answer["fault"]
-                if answer
-                else f"the process that builds it {self.ended}"
-            )
-            return Built("TensorRT-RTX", (Refusal("", why),), 0)
+        if answer is None:
+            answer = {"fault": f"the process that builds it {self.ended}"}
+        if "fault" in answer:
+            return Built("TensorRT-RTX", (Refusal("", answer["fault"]),), 0)
         faults = tuple(Refusal(name, refusal(text)) for name, text in answer["faults"])
         return Built(answer["by"], faults, answer["bytes"])
 

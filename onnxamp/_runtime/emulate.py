@@ -195,14 +195,15 @@ def emulate_graph(
     model = copy_without(view.model, "initializer")
     del model.functions[:]
     editor = GraphEditor(view, model)
+    accumulator = None
+    if arithmetic is not None:
+        accumulator = Accumulator(arithmetic, editor, shapes)
     emulation = _Emulation(
         editor=editor,
         elems=elems,
         base_dir=base_dir,
         rounds=rounds,
-        accumulator=None
-        if arithmetic is None
-        else Accumulator(arithmetic, editor, shapes),
+        accumulator=accumulator,
         kept=frozenset() if rounds else _signature(view, elems, keeps),
     )
     emulation.weights(hollow)
@@ -270,11 +271,9 @@ class _Emulation:
         target = self.editor.graphs[0].initializer
         for tensor in view.model.graph.initializer:
             if tensor.name in hollow:
-                elem = (
-                    TensorProto.FLOAT
-                    if tensor.data_type in LOW_ELEMS
-                    else tensor.data_type
-                )
+                elem = tensor.data_type
+                if elem in LOW_ELEMS:
+                    elem = TensorProto.FLOAT
                 target.add(name=tensor.name, data_type=elem, dims=tensor.dims)
             elif self.is_kept(0, tensor.name):
                 target.append(tensor)
@@ -313,7 +312,9 @@ class _Emulation:
             yield cast(
                 self.editor.names, source, self.raised_name(value), TensorProto.FLOAT
             )
-        for value in dict.fromkeys(scope.inputs) if self.rounds else ():
+        if not self.rounds:
+            return
+        for value in dict.fromkeys(scope.inputs):
             fed = view.values[value]
             elem = self.elems[value]
             if elem is not None and fed.origin in (Origin.INPUT, Origin.DEFAULT):
@@ -366,11 +367,10 @@ class _Emulation:
                 is_low = casts or bits
                 raw = names.fresh(f"{name}/{'low' if is_low else 'exact'}")
                 proto.output[port] = raw
-                after = (
-                    [cast(names, raw, name, TensorProto.FLOAT)]
-                    if is_low
-                    else self.rounded(node, proto, raw, name, elem)
-                )
+                if is_low:
+                    after = [cast(names, raw, name, TensorProto.FLOAT)]
+                else:
+                    after = self.rounded(node, proto, raw, name, elem)
                 self.editor.insert_after(node.index, *after)
 
     def rounded(

@@ -96,11 +96,10 @@ def piece_model(
             entry.name = names.fresh(f"{name}/given")
             source = entry.name
             elem = flow.low[name]
-            model.graph.node.extend(
-                rounding(names, source, name, elem)
-                if flow.emulated
-                else [cast(names, source, name, elem)]
-            )
+            if flow.emulated:
+                model.graph.node.extend(rounding(names, source, name, elem))
+            else:
+                model.graph.node.append(cast(names, source, name, elem))
     held = chain.from_iterable(flow.held[node] for node in piece.nodes)
     for name in dict.fromkeys(held):
         constant = flow.constants[name]

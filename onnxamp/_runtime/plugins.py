@@ -412,11 +412,10 @@ def _device_name(device: Any, plugin: Plugin) -> str:
     """Return the name of a device: from its driver or the engine if they know it, otherwise its vendor and kind."""
     hardware = device.device
     kind = hardware.type.name
-    name = (
-        adapter_name(hardware.vendor_id, hardware.device_id, is_cpu=kind == "CPU")
-        if plugin.environment
-        else None
-    )
+    name = None
+    if plugin.environment:
+        is_cpu = kind == "CPU"
+        name = adapter_name(hardware.vendor_id, hardware.device_id, is_cpu=is_cpu)
     told = dict(hardware.metadata) | dict(device.ep_metadata)
     name = (
         name

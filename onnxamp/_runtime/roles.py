@@ -145,7 +145,9 @@ def _readers(view: View, value: int) -> Iterator[tuple[Node, int]]:
             yield node, port
             if port in facts.moved_inputs.get(node.key, ()) or node.key == "Cast":
                 reached += node.outputs
-            for _, body in node.bodies if node.key in facts.control_flow else ():
+            if node.key not in facts.control_flow:
+                continue
+            for _, body in node.bodies:
                 inputs = view.scopes[body].inputs
                 sources = body_sources(node, len(inputs))
                 reached += [
@@ -158,9 +160,8 @@ def _readers(view: View, value: int) -> Iterator[tuple[Node, int]]:
             if owner != ABSENT and view.nodes[owner].key in facts.control_flow:
                 node = view.nodes[owner]
                 target = body_targets(node, position + 1)[position]
-                reached += (
-                    node.outputs[target : target + 1] if target != ABSENT else ()
-                )
+                if target != ABSENT:
+                    reached += node.outputs[target : target + 1]
         for new in reached:
             if new != ABSENT and new not in seen:
                 seen.add(new)

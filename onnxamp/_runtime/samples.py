@@ -379,12 +379,9 @@ def draw_of(
 
     @cache
     def maker() -> InputMaker:  # the graph is analyzed when the first sample is read
-        graph = (
-            Graph.of(source)
-            if isinstance(source, ModelProto)
-            else source.ask(graph_of)
-        )
-        return input_maker(graph, dims, ranges)
+        if isinstance(source, ModelProto):
+            return input_maker(Graph.of(source), dims, ranges)
+        return input_maker(source.ask(graph_of), dims, ranges)
 
     return Draw(maker, seed)
 

@@ -179,12 +179,13 @@ class Sizes(NamedTuple):
         free = [name for name in self.plain if name not in fixed]
         ones = {name: 1 for name in free if name in self.unnamed}
 
-        for size in _TRIED if free else ():
-            yield dict.fromkeys(free, size)
-            if len(free) > 1:
-                yield from ({name: size} for name in free)
-            if len(ones) > 1 and size > 1:
-                yield from (ones | {name: size} for name in ones)
+        if free:
+            for size in _TRIED:
+                yield dict.fromkeys(free, size)
+                if len(free) > 1:
+                    yield from ({name: size} for name in free)
+                if len(ones) > 1 and size > 1:
+                    yield from (ones | {name: size} for name in ones)
         sides = [name for name in free if _IMAGE.search(name)]
         if sides:
             yield from (dict.fromkeys(sides, size) for size in _SIDES)

@@ -73,11 +73,13 @@ def logits_of(outputs: Outputs) -> npt.NDArray[Any]:
 def reads_prompts(model: Model) -> bool:
     """Return whether a model is a decoder with caches that takes any number of tokens."""
     tokens = tokens_input(model.proto)
-    for entry in model.proto.graph.input if tokens else ():
+    if tokens is None:
+        return False
+    for entry in model.proto.graph.input:
         dims = entry.type.tensor_type.shape.dim
         if entry.name == tokens and dims and not is_open(dims[-1]):
             return False
-    return tokens is not None and bool(Decoder.of(model).caches)
+    return bool(Decoder.of(model).caches)
 
 
 class Decoder(NamedTuple):

@@ -245,8 +245,10 @@ class CandidateSolver:
                 if is_high or any(node in read for node, _ in uses):
                     read.add(unit.node)
         rounding = exact & read
+        if not rounding:
+            return set()
         tied = set[int]()
-        for unit in self.space.tunable if rounding else ():
+        for unit in self.space.tunable:
             tied |= self._roots(unit.node)
         return {index for index in rounding if tied.isdisjoint(self._roots(index))}
 

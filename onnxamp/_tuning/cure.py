@@ -300,7 +300,7 @@ def _overflowing_in_bodies(
         return []
     beyond = {room.value for room in report.rooms if room.found > FLOAT16.max_finite}
     found = dict[str, None]()
-    for value in graph.values if beyond else ():
+    for value in graph.values:
         if value.scope and value.name in beyond and value.producer != ABSENT:
             readers = (index for index, _ in graph.uses[value.index])
             for node in graph.at({value.producer, *readers}):

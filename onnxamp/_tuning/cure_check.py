@@ -90,8 +90,11 @@ def cure_run(model: ModelSource, report: RunCheck, trial: Trial) -> Cure | None:
         what, where = ("trials", "") if is_emulated else ("conversions", " there")
         text = f"No fix was found{when}: {what} with up to {count} also fail{where}."
         return Cure("", tuple(nodes), text, confirmed=False, trials=trials)
-    options = [f"--target {target}"] if known is not None else []
-    options += [f"--keep-fp32 {names}"] if nodes else []
+    options = []
+    if known is not None:
+        options.append(f"--target {target}")
+    if nodes:
+        options.append(f"--keep-fp32 {names}")
     how = f"for {target}" if known is not None else "again"
     more = f" with {count}" if nodes else ""
     text = f"Tried: converted {how}{more}, it has no fault there. Convert the original with"

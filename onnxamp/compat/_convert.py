@@ -15,7 +15,7 @@ from onnxamp._convert.convert import Converted
 from onnxamp._convert.plan import make_plan
 from onnxamp._graph.constants import constant_tensors
 from onnxamp._graph.graph import Graph, graph_of
-from onnxamp._job import Request
+from onnxamp._job import Request, say_nothing
 from onnxamp._job.in_memory import convert_in_memory
 from onnxamp._model.model import Model, load_external_data
 from onnxamp._model.protos import copied
@@ -155,8 +155,7 @@ def convert_all_but(
     limited = None if within is None else _limited(converted, within)
     if limited is not None:
         # These warnings were already given.
-        silent = replace(request, warn=lambda _: None)
-        again = replace(silent, model=Model(limited), plan=plan)
+        again = replace(request, model=Model(limited), plan=plan, warn=say_nothing)
         converted, _ = convert_in_memory(again)
     return converted.embedded()
 

@@ -74,15 +74,10 @@ def _report(
         (f"{epoch:.0f}", f"{loss:.4f}", f"{norm:.3g}", f"{scale:g}", f"{skipped:.0f}")
         for epoch, loss, norm, scale, skipped in rows
     )
-    figures = (
-        [
-            parts.Figure(
-                "loss", f"{rows[-1][1]:.4f}", "last epoch", f"loss {rows[-1][1]:.4f}"
-            )
-        ]
-        if rows
-        else []
-    )
+    figures = []
+    if rows:
+        last = f"{rows[-1][1]:.4f}"
+        figures.append(parts.Figure("loss", last, "last epoch", f"loss {last}"))
     return parts.Report(
         "train",
         parts.Headline(parts.Status.PASSED, sentence),
@@ -136,11 +131,9 @@ def _network(model: Model, batches: Batches, given: Given) -> TrainNetwork:
         weights=given.weights,
         **decay,
     )
-    loss = (
-        None
-        if given.loss == _OWN_LOSS
-        else replace(LOSSES[given.loss], label=given.label, output=given.of)
-    )
+    loss = None
+    if given.loss != _OWN_LOSS:
+        loss = replace(LOSSES[given.loss], label=given.label, output=given.of)
     net = build_train_network(
         model.embedded(),
         optimizer,

@@ -98,7 +98,9 @@ def step_rule(forward: ModelProto, step: ModelProto, decided: Decided) -> Rule:
 
 def _answer(low: bool | None) -> str | None:
     """Return the answer of a rule for a decision."""
-    return None if low is None else DECIDED_LOW if low else "high"
+    if low is None:
+        return None
+    return DECIDED_LOW if low else "high"
 
 
 def _parts(forward: Graph, step: Graph) -> Iterator[tuple[Node, Node]]:

@@ -49,7 +49,9 @@ def layers_of(graph: Graph, gradients: Sequence[str]) -> dict[str, int]:
             (layers[value] for value in node.outputs if value in layers),
             default=ABSENT,
         )
-        for value in reached.intersection(node.inputs) if leads != ABSENT else ():
+        if leads == ABSENT:
+            continue
+        for value in reached.intersection(node.inputs):
             layers[value] = max(leads, layers.get(value, leads))
     floats = (
         value

@@ -206,9 +206,8 @@ class AmpScaler(MovingLossScaleManager):
             raise ArgumentError(
                 "No network was built with this optimizer and loss_scale_manager=scaler."
             )
-        if not (
-            ready := [(net, net.pending) for net in own if net.pending is not None]
-        ):
+        ready = [(net, net.pending) for net in own if net.pending is not None]
+        if not ready:
             raise CallOrderError(
                 "There are no gradients: call net.gradients(batch) first."
             )

@@ -493,11 +493,8 @@ class TrainNetwork:
         try:
             state = safetensors.numpy.load(file.read_bytes())
         except OSError as error:
-            kind = (
-                MissingModelError
-                if isinstance(error, FileNotFoundError)
-                else ModelError
-            )
+            is_missing = isinstance(error, FileNotFoundError)
+            kind = MissingModelError if is_missing else ModelError
             raise kind(f"Cannot read {str(file)!r}: {reason_of(error)}.") from None
         except safetensors.SafetensorError as error:
             raise ModelError(

@@ -133,7 +133,8 @@ def _page(
         judged: the comparison that decides whether the result is good.
         plan: of the conversion that made it.
     """
-    findings = section("Findings in the result", finding_items(audit))
+    found = audit.findings if audit else ()
+    findings = section("Findings in the result", finding_items(found))
     lowest = measured.lowest if measured else ""
     if plan is not None:
         lowest = plan.dtype

@@ -160,10 +160,13 @@ def node_rows(
     _add_types(rows, values)
     if plan is not None:
         _add_plan(rows, places, plan)
-    for finding in audit.findings if audit is not None else ():
-        where = places.find(finding.node, finding.op) if finding.node else None
-        if where is not None:
-            rows[where].say(Severity[finding.severity.upper()], finding_text(finding))
+    if audit is not None:
+        for finding in audit.findings:
+            where = places.find(finding.node, finding.op) if finding.node else None
+            if where is not None:
+                rows[where].say(
+                    Severity[finding.severity.upper()], finding_text(finding)
+                )
     return tuple(rows), tuple(values), first
 
 
@@ -208,9 +211,11 @@ def _skeleton(audit: Audit | None, plan: Plan | None) -> list[NodeRow]:
             )
             for node in nodes
         ]
+    if plan is None:
+        return []
     # A node has a row in a plan for each of its type parameters.
     rows: dict[tuple[str, str, int], NodeRow] = {}
-    for row in plan.rows if plan is not None else ():
+    for row in plan.rows:
         if row.op != "initializer":
             key = (row.scope, row.node, row.rank)
             rows.setdefault(key, NodeRow(row.node, row.op, row.scope))

@@ -19,7 +19,7 @@ from onnxamp._base.paths import as_path, made_folder
 from onnxamp._base.public import export
 from onnxamp._facts.tables import read_table
 from onnxamp._graph.graph import graph_of
-from onnxamp._job import Request
+from onnxamp._job import Request, say_nothing
 from onnxamp._job.in_memory import convert_in_memory, plan_in_memory
 from onnxamp._job.pipeline import convert_to_file
 from onnxamp._job.writing import Sink
@@ -362,7 +362,7 @@ def _accepted(
     plan, tuned = plan_in_memory(request)
     if tuned is None or not tuned.held:
         raise ArgumentError(f"{judge.name!r} accepts no conversion.")
-    return replace(request, plan=plan, warn=lambda _: None)  # already warned
+    return replace(request, plan=plan, warn=say_nothing)  # already warned
 
 
 export(__name__, __all__)
