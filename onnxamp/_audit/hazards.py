@@ -148,7 +148,11 @@ def _decomposed(graph: RaisedGraph) -> Iterator[Finding]:
     texts = {
         "normalization": f"a normalization decomposed into basic ops in LOW: {squares if narrow else digits}",
         "softmax": "a softmax decomposed into basic ops in LOW: "
-        + ("exponentials of numbers beyond 11 overflow, and so do their sums" if narrow else digits),
+        + (
+            "exponentials of numbers beyond 11 overflow, and so do their sums"
+            if narrow
+            else digits
+        ),
         "magnitude": "a magnitude in LOW, whose squares need twice the range of the result",
     }
     for kind, text in texts.items():

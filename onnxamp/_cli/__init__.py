@@ -12,7 +12,9 @@ from onnxamp._cli.summary import ANSWERS
 _PLAIN: Final = "onnxamp.plain"
 """The error handler of streams whose encoding lacks signs of the reports."""
 
-_PAIRS: Final = "✔+ ✘x →-> ←<- •- …... ×x −- –- ±+- ≈~ ≤<= ≥>= ∞inf ·* µu ━= ─- █# ▓= ░. │|"
+_PAIRS: Final = (
+    "✔+ ✘x →-> ←<- •- …... ×x −- –- ±+- ≈~ ≤<= ≥>= ∞inf ·* µu ━= ─- █# ▓= ░. │|"
+)
 _SIGNS: Final = {pair[0]: pair[1:] for pair in _PAIRS.split(" ")}
 """Signs of the reports -> what stands for them where the encoding has only ASCII."""
 

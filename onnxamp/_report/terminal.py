@@ -364,8 +364,8 @@ def _figure_lines(figures: Sequence[Figure], width: int) -> Iterator[Text]:
     room = _remark_room(figures, width)
     rows = list[list[Text]]()
     for one in figures:
-        remark = clauses_cut(name_cut(one.remark, room), room)
-        rows.append(list(map(text_of, (one.label, one.value, remark))))
+        told = clauses_cut(name_cut(one.remark, room), room)
+        rows.append(list(map(text_of, (one.label, one.value, told))))
     widths = [max(row[at].cell_len for row in rows) for at in (0, 1)]
     for label, value, remark in rows:
         remark.truncate(room, overflow="ellipsis")
