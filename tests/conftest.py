@@ -62,7 +62,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     packages = ", ".join(f"{name} {import_module(name).__version__}" for name in ("onnx", "onnxruntime", "numpy"))
     terminalreporter.section("where the tests ran")
     terminalreporter.line(f"{next(iter(names), platform.machine())} (instructions: {kinds}); {packages}")
-    terminalreporter.line("No test may depend on the CPU. If these pass on another one, report them with the line above.")
+    terminalreporter.line("No test may depend on the CPU. If these pass on another one, report them with this line.")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
