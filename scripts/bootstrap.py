@@ -40,7 +40,7 @@ class Environment(NamedTuple):
             return
         if not self.python.exists():
             self.create()
-        told = f"Installing onnxamp and what it needs into {self.path.name}: about 640 MB, once; minutes ..."
+        told = f"Installing onnxamp and what it needs into {self.path.name} (about 640 MB, some minutes, once) ..."
         print(told, file=sys.stderr)
         target = f"{ROOT}[{extra}]" if extra else str(ROOT)
         pip = [str(self.python), "-m", "pip", "install", "--disable-pip-version-check"]

@@ -3,11 +3,14 @@
 import contextlib
 import multiprocessing
 import os
+import platform
+import re
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import pytest
@@ -44,6 +47,22 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         from any_cpu import hide_cpu
 
         hide_cpu()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say where failed tests ran. Kernels differ from CPU to CPU, so that a failure may show on one of them alone."""
+    if not terminalreporter.stats.get("failed"):
+        return
+    info = Path("/proc/cpuinfo")
+    text = info.read_text() if info.is_file() else ""
+    names = re.findall(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    flags = set(text.split())
+    known = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16", "asimd", "bf16")
+    kinds = ", ".join(name for name in known if name in flags) or "unknown"
+    packages = ", ".join(f"{name} {import_module(name).__version__}" for name in ("onnx", "onnxruntime", "numpy"))
+    terminalreporter.section("where the tests ran")
+    terminalreporter.line(f"{next(iter(names), platform.machine())} (instructions: {kinds}); {packages}")
+    terminalreporter.line("No test may depend on the CPU. If these pass on another one, report them with this line.")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

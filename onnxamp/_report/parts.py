@@ -23,7 +23,7 @@ from onnxamp._runtime.sizes import listed
 
 _ROLES: Final[Mapping[str, str]] = {
     SCALES: "quantize or dequantize",
-    PRODUCTS: "multiply what was dequantized",
+    PRODUCTS: "multiply dequantized numbers",
     INTEGERS: "compute with integers inside",
     "rest": "compute with floats alone",
 }

@@ -286,7 +286,7 @@ def _unconverted(tuned: Tuned, text: str) -> Headline:
     if timed.get("result"):
         lead = f"{percent(timed['result'] - timed['float32'], timed['float32'])} longer than float32"
         sentence = "No candidate is faster: the model stays as it is."
-        details = [f"Timed whole, the candidate takes {lead}. {_LARGER}", text]
+        details = [f"Timed as whole models, the candidate takes {lead}. {_LARGER}", text]
     elif any(_is_low_enough(tuned, one) for one in tuned.candidates):
         sentence = f"Nothing was converted: candidate {tuned.chosen} keeps everything in float32."
         details = [text]
@@ -346,7 +346,7 @@ def _notes(tuned: Tuned, state: Path | None) -> Iterator[Statement]:
         each = ", ".join(
             f"{name} {seconds * 1e3:.3f} ms" for name, seconds in tuned.timed
         )
-        yield hint(f"Timed whole on {tuned.ran_on}: {each}.")
+        yield hint(f"Times of whole models on {tuned.ran_on}: {each}.")
     if any(one.nodes and not one.verified for one in tuned.candidates):
         yield hint(_EXPECTED)
     if len(tuned.candidates) > 1:

@@ -285,10 +285,10 @@ def test_reports_name_what_stays_float32_beside_integers(tmp_path: Path) -> None
     assert kept.low == 3
     options = "--target", "tensorrt", "--keep-node", "c2", "--no-validate"
     told = run("convert", source, "-o", target, *options, "-v").output
-    assert re.search(r"int8 +multiply what was dequantized +4 +3 +1 +Conv ×2, MatMul, Gemm", told)
+    assert re.search(r"int8 +multiply dequantized numbers +4 +3 +1 +Conv ×2, MatMul, Gemm", told)
     assert re.search(r"Float32 beside integers\n(.*\n)* • 1 node: Named in your options: Conv.\n   c2: ", told)
     table = run("convert", source, "-o", target, *options, "--format", "markdown").output
-    assert "| int8 | multiply what was dequantized | 4 | 3 | 1 |" in table
+    assert "| int8 | multiply dequantized numbers | 4 | 3 | 1 |" in table
     facts = report_of(run("convert", source, "-o", target, *options, "--format", "json"))
     (product,) = [part for part in facts["plan"]["quantized"] if part["role"] == "products"]
     assert product["float32"] == {"c2": "named in your options: keep_nodes (--keep-node) 'c2'"}
@@ -296,5 +296,5 @@ def test_reports_name_what_stays_float32_beside_integers(tmp_path: Path) -> None
     assert re.search(f"1 +{unit}", told)
     levels = run("inspect", source, "--target", "tensorrt").output
     assert re.search(r"O2 +3 +int8 float16 → Relu \(float16\) → int8 float16", levels)
-    assert re.search(r"O2 +int8 +multiply what was dequantized +4 +4 +0", levels)
+    assert re.search(r"O2 +int8 +multiply dequantized numbers +4 +4 +0", levels)
     assert "4 int8 products" in run("check", target, "--static").output

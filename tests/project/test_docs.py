@@ -42,6 +42,7 @@ PLACEHOLDER = re.compile(r"\b[A-Z]+\b")
 FOREIGN = {
     "CONTRIBUTING": {"--dist"},  # pytest
     "README": {"--fp16"},  # trtexec
+    "faq": {"--fp16"},
     "encoder-decoders": {"--task"},  # optimum-cli
     "transformers-js": {"--task"},
     "index": {"--fp16"},

@@ -134,7 +134,7 @@ def test_what_the_clock_says_is_told() -> None:
     kept = replace(tuned, chosen=len(tuned.candidates) - 1, timed=timed)
     told = " ".join(str(kept).split())
     assert "No candidate is faster: the model stays as it is." in told
-    assert "Timed whole, the candidate takes 25 % longer than float32." in told
+    assert "Timed as whole models, the candidate takes 25 % longer than float32." in told
 
 
 def test_a_search_without_time_ends() -> None:
