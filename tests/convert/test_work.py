@@ -97,6 +97,7 @@ def work_of(model: ModelProto, monkeypatch: pytest.MonkeyPatch, **options: Any) 
         ({"fold": False}, 1),
         ({"fold": True}, 3),
         ({"level": "O1"}, 1),
+        ({"target": "cuda@1.24"}, 1),
         ({"lists": "conservative"}, 1),
         ({"target": "webgpu", "split_k": False}, 1),
     ],
