@@ -17,7 +17,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.match import Match, form_table, readers_of
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
-from onnxamp._rewrite.fold import output_of
+from onnxamp._rewrite.fold import output_of, within_reach
 from onnxamp._rewrite.fold_search import Fold, folds_of
 from onnxamp._rewrite.prepare import Start
 
@@ -55,13 +55,16 @@ def _is_high(graph: Graph, options: Options, pattern: Match) -> bool:
 
 
 def _possibly_low(graph: Graph, folds: list[Fold], options: Options) -> list[Fold]:
-    """Return the folds whose single op may be low for all that lists, kernels and hazards of an op say."""
-    # Names in the options and measurements may overrule these, and bounds of integers overrule lists.
+    """Return the folds whose single op may be low for all that opsets, lists, kernels and hazards of an op say."""
+    if not folds:
+        return []
+    found = within_reach(graph, folds, options)
+    # Names in the options and measurements may overrule the others, and bounds of integers overrule lists.
     if options.has_names or options.rule or options.rescaling:
-        return folds
-    able = {kind for kind in {fold.kind for fold in folds} if _is_able(kind, options)}
-    bounded = graph.ask(bounded_nodes, options.target) if folds else frozenset[int]()
-    return [fold for fold in folds if fold.kind in able or fold.last in bounded]
+        return found
+    able = {kind for kind in {fold.kind for fold in found} if _is_able(kind, options)}
+    bounded = graph.ask(bounded_nodes, options.target)
+    return [fold for fold in found if fold.kind in able or fold.last in bounded]
 
 
 def _is_able(name: str, options: Options) -> bool:

@@ -255,6 +255,14 @@ def reachable(
     )
 
 
+def within_reach(graph: Graph, folds: Sequence[Fold], options: Options) -> list[Fold]:
+    """Return the folds into ops that the model has at its own opset, or at one that it can be upgraded to."""
+    ceiling = options.highest_opset(graph.book.opsets[""])
+    opset = reachable(graph, folds, options.target, ceiling)
+    own = partial(_own, target=options.target)
+    return [fold for fold in folds if min(fold.opset, own(fold).opset) <= opset]
+
+
 def _newest(target: str) -> int:
     """Return the newest opset that the target's version of ONNX Runtime loads."""
     return release(target).opset

@@ -442,6 +442,21 @@ def test_patterns_stay_where_their_op_would_not_be_low_or_the_user_named_a_node(
     assert "Sqrt" in result
 
 
+def test_only_units_that_become_low_are_folded() -> None:
+    """One LayerNorm is between products. The other reads an input and makes an output, which are float32."""
+    norm = """u{0} = ReduceMean <axes = [-1]> ({1}) c{0} = Sub ({1}, u{0}) p{0} = Pow (c{0}, two)
+        v{0} = ReduceMean <axes = [-1]> (p{0}) a{0} = Add (v{0}, e) r{0} = Sqrt (a{0}) n{0} = Div (c{0}, r{0})
+        s{0} = Mul (n{0}, g) {2} = Add (s{0}, b) """
+    text = f"h = MatMul (X, w) {norm.format(1, 'h', 't')} Y = MatMul (t, w) {norm.format(2, 'X', 'Z')}"
+    head = "(float[2,8] X) => (float[2,8] Y, float[2,8] Z) <float two = {2.0}, float e = {1e-5}>"
+    model = add_weights(parse(f"{head} {{ {text} }}"), WEIGHTS)
+    result = onnxamp.convert_model(model)
+    assert [ops(result).count(op) for op in ("LayerNormalization", "Sqrt", "Cast")] == [1, 1, 2]
+    assert onnxamp.plan_model(model).options.folded == ("t",)
+    alone = onnxamp.convert_model(model, black_list=["MatMul"])
+    assert ops(alone) == ops(model), "no unit becomes low"
+
+
 def test_what_is_folded_by_default_stays_within_the_opset_that_is_asked_for() -> None:
     assert "LayerNormalization" in ops(onnxamp.convert_model(network(13)))
     assert "LayerNormalization" not in ops(onnxamp.convert_model(network(13), opset="keep"))
