@@ -312,3 +312,16 @@ def test_inspect_shows_what_hard_inputs_reach():
     rooms = {room["value"]: room for room in told["headroom"]}
     assert 1_000 < rooms["h"]["seen"] < 19_000
     assert rooms["h"]["stressed"] > 30_000
+
+
+@pytest.mark.parametrize("odd", [90_000.0, np.inf])
+def test_a_proof_in_the_range_of_the_samples_is_one_for_all_samples(odd):
+    """The last of six samples, of another shape, is far larger, or has no range."""
+    model = parse("(float[N,4] x) => (float[N,4] y) { a = Add (x, x) y = Sub (a, x) }", 17)
+    low = convert_model(model, "O3", target="any")
+    small = [{"x": np.ones((2, 4), np.float32)} for _ in range(5)]
+    large = {"x": np.full((3, 4), odd, np.float32)}
+    for samples, is_proven in ((small, True), ([*small, large], False)):
+        given = given_samples(samples, model)
+        proof = Stress(FLOAT16, 0).of(Model(model), Model(low), given).proof
+        assert proof.is_complete == is_proven
