@@ -29,7 +29,8 @@ def undisproved(
         return found
     if not (options.input_ranges or weight_bytes(graph.model) <= _SMALL):
         return found
-    bounds = graph.ask(find_bounds, options.low, options.input_ranges, True)
+    ranges = options.input_ranges
+    bounds = graph.ask(find_bounds, options.low, ranges, True, options.target)
     return [
         hazard
         for hazard in found

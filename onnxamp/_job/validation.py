@@ -75,7 +75,7 @@ def stress_of(validation: Validation, options: Options) -> Stress | None:
     """Return how results are stressed; None if the range of their low-precision type is that of float32."""
     if not options.low.is_narrow:
         return None
-    return Stress(options.low, validation.stress, options.input_ranges)
+    return Stress(options.low, validation.stress, options.input_ranges, options.target)
 
 
 def comparison_for(request: Request, validation: Validation, run: Run) -> Comparison:

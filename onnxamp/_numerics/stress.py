@@ -17,6 +17,7 @@ from onnx import ModelProto, helper
 
 from onnxamp._base.errors import GradientError, OnnxAmpError
 from onnxamp._facts.dtypes import FLOAT, Format, Range
+from onnxamp._facts.providers import ANY
 from onnxamp._gradients.writer import MIN_OPSET
 from onnxamp._graph.bounds.bounds import Bounds, find_bounds
 from onnxamp._graph.graph import graph_of
@@ -61,11 +62,13 @@ class Stress(NamedTuple):
         low: the type.
         steps: steps of the ascent toward each value; 0 to only prove what holds for every input.
         stated: names of inputs, each with the range that the user states.
+        target: what will run the result.
     """
 
     low: Format
     steps: int
     stated: Ranges = ()
+    target: str = ANY
 
     def of(self, reference: Model, result: Model, samples: Samples) -> Stressed:
         """Return what is proven of a result, and inputs that are hard for what is not.
@@ -83,7 +86,7 @@ class Stress(NamedTuple):
         # Random numbers say nothing of the range that real ones have.
         assumed = stated if samples.made_up else {**seen, **stated}
         bounds = result.ask(graph_of).ask(
-            find_bounds, self.low, tuple(sorted(assumed.items()))
+            find_bounds, self.low, tuple(sorted(assumed.items())), False, self.target
         )
         proof = _proof(bounds, assumed=sorted(assumed), stated=stated)
         rooms = rooms_of(bounds)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from graphs.case import parse
-from onnx import helper
+from onnx import helper, numpy_helper
 
 import onnxamp
 
@@ -102,6 +102,43 @@ def test_both_branches_and_all_trips_count():
     open_ended = f"(float[4,8] x, int64 trips, bool keep) => (float[4,1] y) {body}"
     text = open_ended + "[at] e = Exp (s) [at2] t = ReduceSum (e, last) [at3] y = Log (t) }"
     assert low_nodes(text, input_ranges={"x": (-1, 1)}) == set()
+
+
+@pytest.mark.parametrize(
+    "guard", ["[at] m = Max (x, tiny)", "[at] m = Clip (x, tiny)", "s = Abs (x) [at] m = Add (s, tiny)"]
+)
+@pytest.mark.parametrize("is_far", [True, False])
+def test_an_epsilon_matters_only_where_what_it_guards_may_be_small(guard, is_far):
+    added = "one" if is_far else "x"
+    text = f"(float[4,8] x) => (float[4,8] y) {{ {guard} [at2] d = Add (m, {added}) [at3] y = Div (x, d) }}"
+    assert low_nodes(text) == (marked(text) if is_far else set())
+
+
+def test_each_epsilon_counts_where_it_guards():
+    text = """(float[4,8] x, float[4,8] z) => (float[4,8] y, float[4,8] u) {
+        [at] a = Add (x, tiny) [at2] y = Div (one, a) s = Abs (z) b = Add (s, tiny) u = Div (one, b) }"""
+    assert low_nodes(text, input_ranges={"x": (1, 2)}) == {"at", "at2"}
+    assert low_nodes(text, input_ranges={"x": (0, 2)}) == set()
+
+
+def test_an_epsilon_that_leaves_the_model_is_kept():
+    text = """(float[4,8] x) => (float[4,8] y, float[4,8] m) {
+        [at] m = Max (x, lost) [at2] d = Add (m, one) [at3] y = Div (x, d) }"""
+    plan = onnxamp.plan_model(
+        parse(text.replace(" {", f" {NUMBERS[:-1]}, float lost = {{1e-9}}> {{", 1).replace("[at", "[at"), 17),
+        level="O3",
+    )
+    assert {row.node for row in plan.rows if row.low and row.node.startswith("at")}.isdisjoint({"at"})
+
+
+def test_what_two_numbers_make_up_in_rounding_is_no_proof():
+    """The weights differ by 0.0004, and float16 makes them equal, so that the logarithm is that of zero."""
+    text = "(float[4,2] x) => (float[4,1] y) { p = MatMul (x, w) [at] a = Add (p, tiny) [at2] y = Log (a) }"
+    model = model_of(text)
+    weight = np.array([[1.0004], [-1]], np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    plan = onnxamp.plan_model(model, level="O3", input_ranges={"x": (1000, 1000)})
+    assert not any(row.low for row in plan.rows if row.node.startswith("at"))
 
 
 def test_small_squares_vanish_in_any_range():

@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 from graph.test_bounds import OPS, every_value, violations, weights
 from graphs.case import parse
+from strategies.guards import random_guard
 from strategies.model import random_model
 from strategies.rounded import rounded
 from strategies.wild import wild
 
+from onnxamp import convert_model
 from onnxamp._facts.dtypes import BFLOAT16, FLOAT16, FORMATS
 from onnxamp._graph.bounds.bounds import find_bounds
 from onnxamp._graph.graph import Graph
+from onnxamp._runtime.emulate import emulate
 
 F = np.float32
 ONE = {"one": F(1)}
@@ -131,3 +134,24 @@ def test_random_models_stay_within_their_bounds_in_low_precision(op):
         made = wild(made, rng) if number % 2 else made
         low = FLOAT16 if number < 3 else BFLOAT16
         assert violations(made.model, made.feeds, low, rng)[0] == []
+
+
+@pytest.mark.mostly_slow(fast=2)
+@pytest.mark.parametrize("group", range(12))
+def test_what_is_proven_of_a_result_holds_where_it_runs(group):
+    """Of conversions with hazards that the range lifts, every rounded value stays within its bound."""
+    for number in range(12):
+        model, ends = random_guard(Random(f"guard {group} {number}"))
+        result = convert_model(model, "O3", target="any", input_ranges={"x": ends})
+        graph = Graph.of(result)
+        bounds = find_bounds(graph, FLOAT16, (("x", ends),))
+        draw = np.random.default_rng(number)
+        shape = (4, 8)
+        samples = [np.full(shape, end) for end in ends] + [draw.uniform(*ends, shape), draw.choice(ends, shape)]
+        for x in samples:
+            for name, array in every_value(emulate(result), {"x": x.astype(F)}).items():
+                value = graph.scopes[0].names.get(name)
+                if value is None or graph.types[value] != FLOAT16.tensor or np.isnan(array).any():
+                    continue
+                bound = bounds[value]
+                assert bound.low <= array.min() <= array.max() <= bound.high, (name, ends)

@@ -329,3 +329,16 @@ def test_exponents_suit_inputs_that_are_made_to_be_hard(make, largest) -> None:
     assert max(reached for _, _, reached in scaled) > FLOAT16.overflow
     # Headroom is that of what the result stores.
     assert FLOAT16.max_finite / 32 < found["validation"]["headroom"]["stressed"] < FLOAT16.max_finite
+
+
+@pytest.mark.parametrize("odd", [90_000.0, np.inf])
+def test_a_proof_in_the_range_of_the_samples_is_one_for_all_samples(odd):
+    """The last of six samples, of another shape, is far larger, or has no range."""
+    model = parse("(float[N,4] x) => (float[N,4] y) { a = Add (x, x) y = Sub (a, x) }", 17)
+    low = convert_model(model, "O3", target="any")
+    small = [{"x": np.ones((2, 4), np.float32)} for _ in range(5)]
+    large = {"x": np.full((3, 4), odd, np.float32)}
+    for samples, is_proven in ((small, True), ([*small, large], False)):
+        given = given_samples(samples, model)
+        proof = Stress(FLOAT16, 0).of(Model(model), Model(low), given).proof
+        assert proof.is_complete == is_proven

@@ -4,12 +4,12 @@ Bodies of Ifs count with both branches. The state of a loop is bounded by a fixe
 turn to the next, it is unknown.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import cache
 from math import inf
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,9 @@ from onnx import TensorProto
 
 from onnxamp._facts.dtypes import FLOAT, FLOAT_TENSORS, Format, Range
 from onnxamp._facts.ops import op_facts
+from onnxamp._facts.providers import ANY
 from onnxamp._graph.bounds import formulas, moved, normalized, products, sources
+from onnxamp._graph.bounds.accumulated import accumulated, low_sums
 from onnxamp._graph.bounds.bound import (
     UNKNOWN,
     Bound,
@@ -29,12 +31,12 @@ from onnxamp._graph.bounds.bound import (
 )
 from onnxamp._graph.bounds.call import Call, Rules, Stretch
 from onnxamp._graph.bounds.counters import (
-    Increment,
     after_turns,
     increment,
     most_turns,
     widened,
 )
+from onnxamp._graph.bounds.loops import Counter, State, bodies_of, states_of
 from onnxamp._graph.bounds.ratios import Ratio, quotient, ratio_of
 from onnxamp._graph.bounds.rounding import Rounding, rounding
 from onnxamp._graph.bounds.weights import (
@@ -51,7 +53,6 @@ from onnxamp._graph.view import (
     Value,
     body_sources,
     body_targets,
-    carried,
 )
 from onnxamp._model.weights import read_array
 
@@ -77,6 +78,7 @@ class Bounds:
         stretch: Stretch = largest_stretch,
         *,
         is_lowered: bool = False,
+        target: str = ANY,
     ) -> None:
         self.graph = graph
         self.error = _ROUNDINGS * low.epsilon / 2.0
@@ -84,12 +86,13 @@ class Bounds:
         self.spectral = spectral
         self.stretch = stretch
         self.is_lowered = is_lowered
+        self.low_sums = low_sums(low, target)
         self.of = dict[int, Bound]()
         self.beyond = dict[int, float]()
         self.ratios = dict[int, Ratio]()
         self.numbers = dict[tuple[bytes, tuple[int, ...], str], Bound]()
         """The bounds of single numbers by their bytes, shape and type: large models repeat few."""
-        self.bodies = _bodies(graph)
+        self.bodies = bodies_of(graph)
         self._seed(ranges)
 
     def __getitem__(self, value: int) -> Bound:
@@ -251,8 +254,8 @@ class Bounds:
     def _repeat(self, node: Node) -> None:
         """Bound the results of a loop: let the bounds of its states grow until they hold after another turn."""
         scope = self.graph.scopes[node.bodies[0][1]]
-        states = list(_states(self.graph, node))
-        counters = dict[int, _Counter]()
+        states = list(states_of(self.graph, node))
+        counters = dict[int, Counter]()
         turns = 0
         while grown := self._grown(states, counters, is_last=turns >= _TURNS):
             self._forget(node)
@@ -276,8 +279,8 @@ class Bounds:
 
     def _grown(
         self,
-        states: Sequence["_State"],
-        counters: dict[int, "_Counter"],
+        states: Sequence[State],
+        counters: dict[int, Counter],
         *,
         is_last: bool,
     ) -> dict[int, Bound]:
@@ -306,7 +309,7 @@ class Bounds:
             grown[state.before] = wider.sized(_width(self.graph, state.before))
         return grown
 
-    def _counter(self, state: "_State") -> "_Counter | None":
+    def _counter(self, state: State) -> Counter | None:
         """Return how far the turns of a loop bring a state to which each adds something; None for other states."""
         graph = self.graph
         turns = most_turns(graph, state.loop, self[state.loop.input(0)])
@@ -334,9 +337,9 @@ class Bounds:
         end = after_turns(start, total, turns)
         if end.is_unbounded or not contains(sources.of_type(kind), end):
             return None
-        return _Counter(added, during, end)
+        return Counter(added, during, end)
 
-    def _allows(self, counter: "_Counter", state: "_State") -> bool:
+    def _allows(self, counter: Counter, state: State) -> bool:
         """Return whether a turn adds no more to a state than was assumed."""
         added = increment(self.graph, state.before, state.after, self.__getitem__)
         return added is not None and added.is_within(counter.added)
@@ -360,6 +363,7 @@ class Bounds:
             shapes=self.graph.shapes,
             rounding=self._rounding(self.graph.types[node.output(0)]),
             is_lowered=self.is_lowered,
+            adds_low=node.key in self.low_sums,
             spectral=self.spectral,
             stretch=self.stretch,
         )
@@ -398,10 +402,20 @@ class Bounds:
         else:
             return ()
         results = [found] if isinstance(found, Bound) else list(found)
+        fact = self.low_sums.get(node.key)
+        if fact is not None and self._adds_floats(node):
+            results = accumulated(call, results, fact)
         divided = quotient(call, self.ratios)
         if divided is not None:
             results[0] = intersection(results[0], divided)
         return results
+
+    def _adds_floats(self, node: Node) -> bool:
+        """Return whether a node adds up numbers in low precision, or may."""
+        return any(
+            value != ABSENT and self._is_low(value)
+            for value in (*node.reads, *node.writes)
+        )
 
     def _is_exact(self, node: Node, result: Bound) -> bool:
         """Return whether a node computes exactly in low precision: on numbers that are, with a result that is."""
@@ -452,6 +466,7 @@ def find_bounds(
     low: Format,
     ranges: tuple[tuple[str, Range], ...] = (),
     is_lowered: bool = False,
+    target: str = ANY,
 ) -> Bounds:
     """Return bounds of all values of a graph that is computed in a low-precision type.
 
@@ -463,13 +478,20 @@ def find_bounds(
         low: the low-precision type, whose rounding the bounds allow for.
         ranges: names of model inputs, each with the range of its numbers. Without one, a float input may hold any.
         is_lowered: whether float32 values count as if they were in low precision.
+        target: what runs the model. Some add up in low precision.
     """
 
     def solved(
         spectral: AbstractSet[int] = frozenset(), stretch: Stretch = largest_stretch
     ) -> Bounds:
         bounds = Bounds(
-            graph, low, dict(ranges), spectral, stretch, is_lowered=is_lowered
+            graph,
+            low,
+            dict(ranges),
+            spectral,
+            stretch,
+            is_lowered=is_lowered,
+            target=target,
         )
         with np.errstate(over="ignore"):  # what grows so far is unbounded
             bounds.solve(graph.order)
@@ -484,65 +506,6 @@ def find_bounds(
     hopeful = solved(weights, least_stretch)
     spectral = bounds.decisive_weights(unsafe - hopeful.unsafe)
     return solved(spectral) if spectral else bounds
-
-
-class _State(NamedTuple):
-    """A state of a loop.
-
-    Attributes:
-        loop: the loop.
-        before: the value before a turn.
-        after: the value after it.
-        start: what enters the loop.
-        target: the position of the result that leaves it.
-    """
-
-    loop: Node
-    before: int
-    after: int
-    start: int
-    target: int
-
-
-class _Counter(NamedTuple):
-    """A state to which each turn of a loop adds something.
-
-    Attributes:
-        added: what a turn adds.
-        during: the bound before any turn.
-        end: the bound after the last turn.
-    """
-
-    added: Increment
-    during: Bound
-    end: Bound
-
-
-def _states(graph: Graph, loop: Node) -> Iterator[_State]:
-    """Yield the states that a loop carries from one turn to the next."""
-    scope = graph.scopes[loop.bodies[0][1]]
-    sources_of = body_sources(loop, len(scope.inputs))
-    targets_of = body_targets(loop, len(scope.outputs))
-    entering = dict(zip(sources_of, scope.inputs, strict=True))
-    leaving = dict(zip(targets_of, scope.outputs, strict=True))
-    for source, target in carried(graph, loop):
-        if source in entering and target in leaving:
-            before, after = entering[source], leaving[target]
-            yield _State(loop, before, after, loop.input(source), target)
-
-
-def _bodies(graph: Graph) -> dict[int, Sequence[Node]]:
-    """Return the nodes of the bodies of each node that has any, in the order in which they are computed."""
-    found = dict[int, Sequence[Node]]()
-    counts = dict[int, int]()
-    for position, node in enumerate(graph.order):
-        if node.bodies:
-            inner = [graph.scopes[body].nodes for _, body in node.bodies]
-            count = sum(len(nodes) for nodes in inner)
-            count += sum(counts.get(index, 0) for nodes in inner for index in nodes)
-            counts[node.index] = count
-            found[node.index] = graph.order[position - count : position]
-    return found
 
 
 def _typed(bound: Bound, kind: str | None) -> Bound:

@@ -32,6 +32,7 @@ class Call:
         shapes: the shapes of all values.
         rounding: how far its results may be off what exact arithmetic gives, and what it adds up to them.
         is_lowered: whether float32 values may be stored in low precision.
+        adds_low: whether the target adds up the op's terms in low precision, so that no term makes up for another one.
         spectral: weights whose largest singular value is worth its price.
         stretch: bounds that value.
     """
@@ -42,6 +43,7 @@ class Call:
     shapes: Sequence[Shape | None]
     rounding: Rounding
     is_lowered: bool = False
+    adds_low: bool = False
     spectral: AbstractSet[int] = frozenset()
     stretch: Stretch = largest_stretch
 

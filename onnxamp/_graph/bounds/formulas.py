@@ -75,7 +75,7 @@ def _by_formula(formula: Any, call: Call) -> Bound:
 
 
 def _rule(op: str, text: str) -> Rule:
-    return partial(_by_formula, compile(text, f"bound of {op}", "eval"))
+    return partial(_by_formula, compile(text.strip(), f"bound of {op}", "eval"))
 
 
 def _raised(exponent: float, base: Any) -> Any:

@@ -68,7 +68,9 @@ def _skip(call: Call) -> Sequence[Bound]:
     bias = 4 if is_centered else 3
     if call.has(bias):
         total += call.term(call[bias])
-    width = call.width()
+    # Shape inference may not know the op, but its result has the shape of its input.
+    shape = call.shape(0)
+    width = shape[-1] if shape else None
     elements = inf if width is None else width
     result = unit(elements, row=sqrt(elements)).sized(width) * call[2]
     if is_centered and call.has(3):

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS
 from onnxamp._graph.bounds.bound import UNKNOWN, Bound, between, hull, times
 from onnxamp._graph.bounds.call import Call, Rules
-from onnxamp._graph.bounds.rounding import Rounding
 from onnxamp._graph.bounds.weights import (
     WeightSums,
     sums_of,
@@ -22,7 +21,7 @@ from onnxamp._graph.constants import terms_of
 
 
 def weighted(
-    x: Bound, sums: WeightSums, rounding: Rounding, *, uses_norms: bool = True
+    x: Bound, sums: WeightSums, call: Call, *, uses_norms: bool = True
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the least and the largest sum of the elements of ``x`` with the numbers of a weight, for each sum.
 
@@ -32,9 +31,12 @@ def weighted(
     Args:
         x: the bound of what is weighted.
         sums: the sums over the weight.
-        rounding: how far the weight and its products may be off.
+        call: the op, of which the rounding counts.
         uses_norms: whether each sum is over a vector along the last axis of ``x``, whose norm is known.
     """
+    rounding = call.rounding
+    if call.adds_low:  # a sum of some terms may be larger than that of all
+        x = replace(x, low=-x.magnitude, high=x.magnitude)
     positive = (sums.magnitudes + sums.signed) / 2.0
     negative = (sums.magnitudes - sums.signed) / 2.0
     lost = sums.terms * rounding.least
@@ -94,7 +96,7 @@ def _matrix(call: Call) -> Bound:
     """Return the bound of a product of matrices."""
     sums = _sums(call, 1, (-2,))
     if sums is not None and sums.squares.ndim:
-        return _stretched(call, _rows(*weighted(call[0], sums, call.rounding)))
+        return _stretched(call, _rows(*weighted(call[0], sums, call)))
     sums = _sums(call, 0, (-1,))
     if sums is not None:
         return _columns(call, sums)
@@ -114,7 +116,7 @@ def _columns(call: Call, sums: WeightSums) -> Bound:
     """Return the bound of a constant matrix times a computed one, whose columns are what is summed."""
     x = call[1]
     turned = Bound(low=x.low, high=x.high, row=x.column)
-    low, high = weighted(turned, sums, call.rounding)
+    low, high = weighted(turned, sums, call)
     result = Bound(low=float(low.min()), high=float(high.max()))
     return result.sized(call.width())
 
@@ -147,7 +149,7 @@ def _gemm(call: Call) -> Bound:
         is_plain = not (call.attribute("transA") or call.attribute("transB"))
         product = _product(call, call[0], call[1]) if is_plain else _by_terms(call)
     else:
-        product = _stretched(call, _rows(*weighted(call[0], sums, call.rounding)))
+        product = _stretched(call, _rows(*weighted(call[0], sums, call)))
     product = product * float(call.attribute("alpha", 1.0))
     if not call.has(2):
         return product
@@ -177,7 +179,7 @@ def _filtered(call: Call, sums: WeightSums | None) -> Bound:
     if sums is None:
         return _by_terms(call)
     x = hull([call[0], between(0.0, 0.0)])
-    low, high = weighted(x, sums, call.rounding, uses_norms=False)
+    low, high = weighted(x, sums, call, uses_norms=False)
     result = Bound(low=float(low.min()), high=float(high.max()))
     return call.term(result) + _per_channel(call, 2)
 

@@ -1,0 +1,68 @@
+"""The states of loops, and the nodes of bodies."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from onnxamp._graph.bounds.bound import Bound
+from onnxamp._graph.bounds.counters import Increment
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import Node, body_sources, body_targets, carried
+
+
+class State(NamedTuple):
+    """A state of a loop.
+
+    Attributes:
+        loop: the loop.
+        before: the value before a turn.
+        after: the value after it.
+        start: what enters the loop.
+        target: the position of the result that leaves it.
+    """
+
+    loop: Node
+    before: int
+    after: int
+    start: int
+    target: int
+
+
+class Counter(NamedTuple):
+    """A state to which each turn of a loop adds something.
+
+    Attributes:
+        added: what a turn adds.
+        during: the bound before any turn.
+        end: the bound after the last turn.
+    """
+
+    added: Increment
+    during: Bound
+    end: Bound
+
+
+def states_of(graph: Graph, loop: Node) -> Iterator[State]:
+    """Yield the states that a loop carries from one turn to the next."""
+    scope = graph.scopes[loop.bodies[0][1]]
+    sources_of = body_sources(loop, len(scope.inputs))
+    targets_of = body_targets(loop, len(scope.outputs))
+    entering = dict(zip(sources_of, scope.inputs, strict=True))
+    leaving = dict(zip(targets_of, scope.outputs, strict=True))
+    for source, target in carried(graph, loop):
+        if source in entering and target in leaving:
+            before, after = entering[source], leaving[target]
+            yield State(loop, before, after, loop.input(source), target)
+
+
+def bodies_of(graph: Graph) -> dict[int, Sequence[Node]]:
+    """Return the nodes of the bodies of each node that has any, in the order in which they are computed."""
+    found = dict[int, Sequence[Node]]()
+    counts = dict[int, int]()
+    for position, node in enumerate(graph.order):
+        if node.bodies:
+            inner = [graph.scopes[body].nodes for _, body in node.bodies]
+            count = sum(len(nodes) for nodes in inner)
+            count += sum(counts.get(index, 0) for nodes in inner for index in nodes)
+            counts[node.index] = count
+            found[node.index] = graph.order[position - count : position]
+    return found
