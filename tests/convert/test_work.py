@@ -7,11 +7,12 @@ from types import FrameType
 import numpy as np
 import pytest
 from graphs.case import parse
-from onnx import ModelProto, helper, numpy_helper
+from onnx import ModelProto, helper, numpy_helper, shape_inference
 
 import onnxamp
 from onnxamp._decide.mincut import Network
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.static_shapes import MANY
 
 WIDTH = 8
 LAYER = """h = MatMul (X, w)  b = Add (h, v)  g = Div (b, root)  e = Erf (g)  o = Add (e, one)  p = Mul (b, o)
@@ -82,3 +83,28 @@ def test_one_problem_is_stated_and_solved(fold: bool | None, graphs: int, monkey
     monkeypatch.setattr(Graph, "of", lambda *given: built.append(1) or resolve(*given))
     onnxamp.convert_model(encoder(50), fold=fold)
     assert (len(solved), len(built)) == (1, graphs)
+
+
+def test_onnx_infers_shapes_once_for_each_form_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All layers have the same forms, so twice as many nodes take no more inferences."""
+    asked = Counter[str]()
+
+    def count(name: str) -> None:
+        infer = getattr(shape_inference, name)
+
+        def counted(*given: object, **keywords: object) -> object:
+            asked[name] += 1
+            return infer(*given, **keywords)
+
+        monkeypatch.setattr(shape_inference, name, counted)
+
+    count("infer_shapes")
+    count("infer_node_outputs")
+    forms = {}
+    for nodes in (MANY, 2 * MANY):
+        asked.clear()
+        graph = Graph.of(encoder(nodes))
+        assert graph.shapes[graph.scopes[0].outputs[0]] == (4, WIDTH)
+        forms[nodes] = asked["infer_node_outputs"]
+        assert not asked["infer_shapes"]
+    assert forms[MANY] == forms[2 * MANY] < 30, forms
