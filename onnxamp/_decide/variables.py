@@ -314,10 +314,10 @@ class _Finder:
         outputs = (*map(kinds.__getitem__, node.outputs),)
         layout = self.layouts[index] = layout_of(node, inputs, outputs, self.low)
         first = len(self.variables)
-        own = dict[str, int]()
         for param in layout.params:
-            own[param] = self.new(index, param)
+            self.new(index, param)
         if tied := self.facts.tied_parameters.get(node.key):
+            own = self.of_node.get(index, {})
             self.join([own[param] for param in layout.params if param in tied])
         consumed = self.consumed[index]
         for port, place in enumerate(layout.inputs):

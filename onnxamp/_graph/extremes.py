@@ -7,6 +7,7 @@ constant, low precision flushes the product and all that is computed from it.
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -328,32 +329,33 @@ class _NumberWalk:
 def _upstream(graph: Graph, value: int) -> set[int]:
     """Return values that are zero where this one is, found through norms, magnitudes and products."""
     facts = op_facts()
-    walks = (
-        facts.norm_arithmetic,
-        facts.spectral_arithmetic,
-        facts.growing_reductions,
-        facts.exact,
-    )
+    is_constant = graph.constants.is_constant
     seen = {value}
     # The nearest first, because a residual stream leads far away.
     waiting = deque([value])
     while waiting and len(seen) < _NEAR:
         maker = graph.producer(waiting.popleft())
-        if maker is None or not any(maker.key in walk for walk in walks):
+        if maker is None or maker.key not in _zero_for_zero():
             continue
         read = [value for _, value in graph.float_inputs(maker)]
-        if maker.key in facts.contractions and any(
-            map(graph.constants.is_constant, read)
-        ):
+        if maker.key in facts.contractions and any(map(is_constant, read)):
             continue
-        fresh = [
-            value
-            for value in read
-            if value not in seen and not graph.constants.is_constant(value)
-        ]
+        fresh = [one for one in read if one not in seen and not is_constant(one)]
         seen.update(fresh)
         waiting += fresh
     return seen
+
+
+@cache
+def _zero_for_zero() -> frozenset[str]:
+    """Return the ops through which a zero leads back to zeros: norms, magnitudes, products, and moves of data."""
+    facts = op_facts()
+    return frozenset().union(
+        facts.norm_arithmetic,
+        facts.spectral_arithmetic,
+        facts.growing_reductions,
+        facts.exact,
+    )
 
 
 def _counts(graph: Graph, value: int) -> bool:

@@ -24,14 +24,17 @@ from onnxamp._model.protos import copied, opset_imports
 MANY: Final = 2_000
 """Nodes from which on a model repeats enough of them: of fewer, onnx infers all shapes at once in less time."""
 
+_REPEATED: Final = 4
+"""Nodes of each form, on average, below which one look at the whole model takes less time."""
+
 
 def static_dims(
     view: View, types: Sequence[str | None]
 ) -> Sequence[Dims | None] | None:
     """Return the dimensions by value index, the same as :func:`onnxamp._graph.shapes.read_dims`.
 
-    None for models with few nodes, with bodies or functions, or with a size that is unknown. Complexity: linear in
-    nodes, apart from one inference for each form.
+    None for models with few nodes, with many forms, with bodies or functions, or with a size that is unknown.
+    Complexity: linear in nodes, apart from one inference for each form.
 
     Args:
         view: the model.
@@ -88,6 +91,7 @@ def _known_dims(
     if known is None:
         return None
     results = dict[_Form, list[int] | None]()
+    most = len(view.nodes) // _REPEATED
     for node in view.nodes:
         written = (*map(_WRITE, node.proto.attribute[:]),)
         read = (*map(known.__getitem__, node.inputs),)
@@ -96,7 +100,7 @@ def _known_dims(
             inputs = [faces.faces[number] for number in read]
             results[form] = _outputs(view, node, inputs, types, faces)
         made = results[form]
-        if made is None:
+        if made is None or len(results) > most:
             return None
         for value, number in zip(node.outputs, made, strict=True):
             known[value] = number

@@ -105,7 +105,8 @@ def opset_imports(model: ModelProto) -> dict[str, int]:
 def node_bodies(node: NodeProto) -> list[tuple[str, GraphProto]]:
     """Return the node's subgraphs, each with the name of its attribute."""
     bodies = []
-    for item in node.attribute[:]:
+    # Many nodes have no attributes, and a slice of none takes as long as the rest here.
+    for item in node.attribute[:] if node.attribute else ():
         if item.type not in PLAIN:
             graphs = [item.g] if item.HasField("g") else []
             bodies += [(item.name, graph) for graph in (*graphs, *item.graphs)]

@@ -107,10 +107,12 @@ def complaint_about(model: ModelProto) -> str:
     The checker looks for data files, which do not exist yet, so it gets no weight whose data are elsewhere. It refuses
     ops that ONNX Runtime adds to the domain of onnx; these are not checked.
     """
+    complaint = _complaint(_without_large_weights(model))
+    if not complaint:
+        return ""
     light = _without_large_weights(model)
-    complaint = _complaint(light)
     # Weights in bodies and attributes are rarely elsewhere, and a walk over all attributes takes as long as the check.
-    if complaint and has_external_data(light):
+    if has_external_data(light):
         light = copied(light)
         for tensor in tensors_of(light):
             if tensor.data_location == TensorProto.EXTERNAL:
@@ -141,7 +143,10 @@ def _in_other_domain(model: ModelProto, ops: Container[str]) -> ModelProto:
 
 def _complaint(model: ModelProto) -> str:
     try:
-        checker.check_model(model)
+        written = model.SerializeToString()
+        # Of a large model, the conversion takes the most memory here, and nothing else may need this copy.
+        del model
+        checker.check_model(written)
     except checker.ValidationError as error:
         return str(error)
     except (EncodeError, ValueError):

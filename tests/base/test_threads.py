@@ -84,6 +84,26 @@ def test_a_pause_leaves_a_collector_disabled_that_was() -> None:
         gc.enable()
 
 
+def test_what_a_pause_creates_counts_as_old() -> None:
+    """Otherwise, the collection after the pause would visit all of it."""
+    with no_collections():
+        made = [[number] for number in range(5000)]
+    old = {id(one) for one in gc.get_objects(generation=2)}
+    assert all(id(one) in old for one in made)
+    assert gc.get_freeze_count() == 0
+
+
+def test_a_pause_thaws_nothing() -> None:
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        with no_collections():
+            pass
+        assert gc.get_freeze_count() == frozen
+    finally:
+        gc.unfreeze()
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("switching")
 def test_conversions_in_threads_are_those_of_one_thread() -> None:

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from graphs.case import add_weights, parse
-from onnx import ModelProto, helper, numpy_helper
+from onnx import ModelProto, helper, numpy_helper, shape_inference
 
 import onnxamp
 from onnxamp._convert import analysis
 from onnxamp._decide.mincut import Network
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.static_shapes import MANY
 
 WIDTH = 8
 LAYER = """h = MatMul (X, w)  b = Add (h, v)  g = Div (b, root)  e = Erf (g)  o = Add (e, one)  p = Mul (b, o)
@@ -120,3 +121,28 @@ def test_a_gelu_with_a_listed_power_is_a_unit_as_well(monkeypatch: pytest.Monkey
     assert work_of(model, monkeypatch) == (1, 1, 3)
     result = onnxamp.convert_model(model)
     assert [node.op_type for node in result.graph.node if node.op_type != "Cast"] == ["MatMul", "Gelu", "MatMul"]
+
+
+def test_onnx_infers_shapes_once_for_each_form_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All layers have the same forms, so twice as many nodes take no more inferences."""
+    asked = Counter[str]()
+
+    def count(name: str) -> None:
+        infer = getattr(shape_inference, name)
+
+        def counted(*given: object, **keywords: object) -> object:
+            asked[name] += 1
+            return infer(*given, **keywords)
+
+        monkeypatch.setattr(shape_inference, name, counted)
+
+    count("infer_shapes")
+    count("infer_node_outputs")
+    forms = {}
+    for nodes in (MANY, 2 * MANY):
+        asked.clear()
+        graph = Graph.of(encoder(nodes))
+        assert graph.shapes[graph.scopes[0].outputs[0]] == (4, WIDTH)
+        forms[nodes] = asked["infer_node_outputs"]
+        assert not asked["infer_shapes"]
+    assert forms[MANY] == forms[2 * MANY] < 30, forms

@@ -19,6 +19,12 @@ SEEDS = 60
 """Random models; a part of them has only sizes that are known."""
 
 
+def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at the forms of nodes in small models as well."""
+    monkeypatch.setattr(static_shapes, "MANY", 0)
+    monkeypatch.setattr(static_shapes, "_REPEATED", 1)
+
+
 def graphs_of(models: Iterator[ModelProto]) -> Iterator[Graph]:
     """The graphs of those models that have one."""
     for model in models:
@@ -34,7 +40,7 @@ def models() -> Iterator[ModelProto]:
 
 
 def test_shapes_are_those_of_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(static_shapes, "MANY", 0)
+    anywhere(monkeypatch)
     known = 0
     for graph in graphs_of(models()):
         found = static_dims(graph, graph.types)
@@ -56,14 +62,14 @@ def test_shapes_are_those_of_the_whole_model(monkeypatch: pytest.MonkeyPatch) ->
     ids=["input", "declared-otherwise", "declared-by-name", "by-value", "computed"],
 )
 def test_unknown_sizes_are_left_to_onnx(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(static_shapes, "MANY", 0)
+    anywhere(monkeypatch)
     graph = Graph.of(parse(text))
     assert static_dims(graph, graph.types) is None
 
 
 def test_constants_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two nodes differ in nothing but the number of a weight, which is their axis."""
-    monkeypatch.setattr(static_shapes, "MANY", 0)
+    anywhere(monkeypatch)
     text = """(float[2,3] X) => (float[1,2,3] Y, float[2,1,3] Z) <int64[1] a = {0}, int64[1] b = {1}>
         { Y = Unsqueeze (X, a)  Z = Unsqueeze (X, b) }"""
     graph = Graph.of(parse(text))
@@ -72,6 +78,11 @@ def test_constants_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [found[value] for value in graph.scopes[0].outputs] == [(1, 2, 3), (2, 1, 3)]
 
 
-def test_few_nodes_are_left_to_onnx() -> None:
+@pytest.mark.parametrize(("many", "repeated"), [(2, 1), (0, 2)], ids=["few-nodes", "many-forms"])
+def test_where_forms_save_nothing_onnx_sees_the_whole(
+    many: int, repeated: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(static_shapes, "MANY", many)
+    monkeypatch.setattr(static_shapes, "_REPEATED", repeated)
     graph = Graph.of(parse("(float[2,4] X) => (float[2,4] Y) { Y = Relu (X) }"))
     assert static_dims(graph, graph.types) is None

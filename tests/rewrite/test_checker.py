@@ -132,7 +132,7 @@ def test_large_weights_are_checked_without_their_data(constant: bool, monkeypatc
         model.graph.node.insert(0, node)
     sizes = []
     check_model = onnx.checker.check_model
-    monkeypatch.setattr(onnx.checker, "check_model", lambda seen: (sizes.append(seen.ByteSize()), check_model(seen)))
+    monkeypatch.setattr(onnx.checker, "check_model", lambda seen: (sizes.append(len(seen)), check_model(seen)))
     assert not complaint_about(model)
     assert sizes[0] < 1000
     weight = model.graph.node[0].attribute[0].t if constant else model.graph.initializer[0]

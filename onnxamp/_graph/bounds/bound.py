@@ -31,7 +31,7 @@ Curve = Callable[[Any], Any]
 
 def times(one: float, other: float) -> float:
     """Return a product in which zero times infinity is zero: an infinite bound stands for finite numbers."""
-    return 0.0 if 0.0 in (one, other) else one * other
+    return one * other if one and other else 0.0
 
 
 def step_in(number: float) -> float:
@@ -135,8 +135,9 @@ class Bound:
         """Return the bound of a tensor with this last axis; its norms follow from its elements where that is less."""
         row, total = self.row, self.total
         if width is not None:
-            row = min(row, times(sqrt(width), self.magnitude))
-            total = min(total, times(width, self.magnitude), times(sqrt(width), row))
+            root, magnitude = sqrt(width), self.magnitude
+            row = min(row, times(root, magnitude))
+            total = min(total, times(width, magnitude), times(root, row))
         row = min(row, total)
         largest = min(row, self.column)
         return Bound(
