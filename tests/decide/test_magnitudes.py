@@ -123,3 +123,11 @@ def test_a_stated_range_is_no_magnitude() -> None:
     assert {"input magnitude"} == {hazard.reason for hazard in onnxamp.plan_model(model).hazards}
     assert not onnxamp.plan_model(model, input_ranges={"x": (-1, 1)}).hazards
     assert not onnxamp.plan_model(model, dtype="bfloat16").hazards
+
+
+@pytest.mark.parametrize("name", ["logarithms of steps", "a mean in a bias"])
+def test_level_auto_does_not_measure_it_on_random_samples(name: str) -> None:
+    plan = onnxamp.plan_model(model_of(CLOSE[name]), "auto")
+    kept = [hazard for hazard in plan.hazards if hazard.reason == "cancellation"]
+    assert kept
+    assert not any(hazard.low for hazard in kept)

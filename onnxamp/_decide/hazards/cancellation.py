@@ -103,14 +103,16 @@ class _Centered:
     def path(self, node: Node) -> Iterator[Hazard]:
         """Yield the node, and the nodes from the inputs of the model to it."""
         why = "subtracts from an input of the model numbers as large as it"
-        yield Hazard(node.index, KIND, why)
-        yield from self.back(node)
+        # Random samples lack it. Of a normalization alone, which is a layer as well, level "auto" trusts them.
+        is_rare = node.key not in op_facts().centering
+        yield Hazard(node.index, KIND, why, rare=is_rare)
+        yield from self.back(node, rare=is_rare)
 
-    def back(self, node: Node) -> Iterator[Hazard]:
+    def back(self, node: Node, *, rare: bool = False) -> Iterator[Hazard]:
         """Yield the nodes from the inputs of the model to what a node subtracts from."""
         why = f"rounds an input of the model before {node.label!r} subtracts from it"
         for maker in raw_makers(self.graph, self.raw, node, self.seen):
-            yield Hazard(maker.index, KIND, why)
+            yield Hazard(maker.index, KIND, why, rare)
 
 
 class _AffineInputs:

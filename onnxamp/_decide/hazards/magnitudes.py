@@ -35,19 +35,19 @@ def input_magnitudes(graph: Graph, low: Format) -> Iterator[Hazard]:
         claims = in_range(graph, node, low)
         if factor is not None:
             why = f"scales an input of the model by {factor:.3g}, so that it may be large"
-            yield Hazard(node.index, KIND, why, unless=claims)
+            yield Hazard(node.index, KIND, why, rare=True, unless=claims)
             for maker in raw_makers(graph, raw, node, seen):
                 why = f"leads from an input to {node.label!r}, which scales it down"
-                yield Hazard(maker.index, KIND, why, unless=claims)
+                yield Hazard(maker.index, KIND, why, rare=True, unless=claims)
         elif _restores(graph, raw, node):
             why = "gives a result the magnitude of an input of the model, by its mean"
-            yield Hazard(node.index, KIND, why, unless=claims)
+            yield Hazard(node.index, KIND, why, rare=True, unless=claims)
             why = f"reads the result of {node.label!r}, which has the magnitude of an input"
             for reader in readers_through_exact(graph, node, seen):
-                yield Hazard(reader.index, KIND, why, unless=claims)
+                yield Hazard(reader.index, KIND, why, rare=True, unless=claims)
         elif _is_power(graph, raw, node):
             why = "squares an input of the model, which leaves the range from 256 on"
-            yield Hazard(node.index, KIND, why, unless=claims)
+            yield Hazard(node.index, KIND, why, rare=True, unless=claims)
             yield from _after(graph, node, claims)
 
 
@@ -115,7 +115,7 @@ def _after(graph: Graph, power: Node, claims: tuple[Claim, ...]) -> Iterator[Haz
         if any(node.key in op_facts().curves for node in after):
             found.update(node.index for node in after)
     for index in sorted(found):
-        yield Hazard(index, KIND, why, unless=claims)
+        yield Hazard(index, KIND, why, rare=True, unless=claims)
 
 
 def _spread(graph: Graph, starts: list[Node]) -> list[Node]:
@@ -150,7 +150,6 @@ class _Magnitudes(HazardKind):
     value = "input magnitude"
     title = "an input that may be large is scaled down or squared"
     looks_at = ("linear", "multiplies")
-    is_measurable = True
     fault = Fault(Effect.LEAVES_RANGE, "{detail}, in LOW", ": it ends at {end:.6g}")
 
     def find(self, graph: Graph, low: Format, /) -> Iterator[Hazard]:
