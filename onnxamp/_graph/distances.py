@@ -1,7 +1,7 @@
 """Squared distances that are expanded, |x|² - 2xy + |y|²: large numbers whose difference is small where x is near y.
 
 k-means, nearest neighbors, code books, kernels of support vector machines, and clouds of points are written this way,
-because a product of matrices computes all xy at once.
+because a product of matrices computes all xy at once. The cosine of two vectors, from which 1 is subtracted, is alike.
 """
 
 from collections import defaultdict
@@ -101,3 +101,68 @@ def _carried(graph: Graph, start: Node) -> set[int]:
                 found.add(reader.index)
                 stack.append(reader)
     return found
+
+
+def cosine_nodes(graph: Graph, node: Node) -> frozenset[int]:
+    """Return the nodes of the cosine of two vectors that ends at a node: those after the vectors are normalized, or all
+    if the product is divided by the lengths at last; none for other nodes.
+    """
+    if node.key == "Div" and ABSENT not in node.inputs:
+        lengths = _norm_nodes(graph, node.inputs[1])
+        nodes = _product_nodes(graph, graph.producer(node.inputs[0]))
+        return nodes | lengths | {node.index} if nodes and lengths else frozenset()
+    nodes = _product_nodes(graph, node)
+    if not nodes:
+        return frozenset()
+    (first,) = graph.at(nodes - {node.index}) or [node]
+    read = [value for _, value in graph.float_inputs(first)]
+    is_unit = len(read) == 2 and all(_is_normalized(graph, value) for value in read)
+    return nodes if is_unit else frozenset()
+
+
+def _product_nodes(graph: Graph, node: Node | None) -> frozenset[int]:
+    """Return the nodes of a product of vectors that ends at a node: one, or a Mul and a sum."""
+    facts = op_facts()
+    if node is None:
+        return frozenset()
+    if node.key == "ReduceSum":
+        factors = graph.producer(graph.passed_on(node.inputs[0]), "Mul")
+        return frozenset((node.index, factors.index) if factors is not None else ())
+    is_product = node.key in facts.contractions - facts.reductions
+    return frozenset((node.index,) if is_product else ())
+
+
+def _is_normalized(graph: Graph, value: int) -> bool:
+    """Return whether vectors have the length 1, because a node divides them by their length."""
+    facts = op_facts()
+    maker = graph.producer(_source(graph, value)[0])
+    if maker is None:
+        return False
+    # A Softmax is no vector of length 1.
+    is_unit = maker.key in facts.normalizing - facts.saturating
+    is_divided = maker.key == "Div" and bool(_norm_nodes(graph, maker.input(1)))
+    return is_unit or is_divided
+
+
+def _norm_nodes(graph: Graph, value: int) -> frozenset[int]:
+    """Return the nodes that compute lengths of vectors, or a product of lengths, guarded or not; none for others."""
+    facts = op_facts()
+    found = set[int]()
+    stack = [value]
+    while stack and len(found) < _REACH:
+        maker = graph.producer(stack.pop())
+        if maker is None:
+            return frozenset()
+        found.add(maker.index)
+        if maker.key == "ReduceL2":
+            continue
+        if maker.key == "Sqrt":
+            total = graph.producer(maker.inputs[0])
+            found.update(_product_nodes(graph, total))
+            continue
+        passes = maker.index in graph.exact or maker.key in facts.commutative
+        if not (passes or maker.key in facts.carriers):
+            return frozenset()
+        floats = (read for _, read in graph.float_inputs(maker))
+        stack += (read for read in floats if not graph.constants.is_constant(read))
+    return frozenset(found)

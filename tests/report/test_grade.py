@@ -1,4 +1,4 @@
-"""The head of a report tells in which range hard inputs were searched, because random inputs may be smaller than yours."""
+"""The head of a report tells in which range hard inputs were searched: random inputs may be smaller than yours."""
 
 import numpy as np
 import pytest

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import attribute, attribute_of, op_facts
-from onnxamp._graph.distances import expanded_distances
+from onnxamp._graph.distances import cosine_nodes, expanded_distances
 from onnxamp._graph.exact_walks import makers_through_exact
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.moments import DIFFERENCES, moment_difference
@@ -243,6 +243,22 @@ def _near_one(graph: Graph) -> Iterator[Hazard]:
     for node in graph.nodes_of(facts.additive):
         if _is_beside_one(graph, node, subtracts=True):
             yield from _leading(graph, node, facts.exponentials)
+        if _is_beside_one(graph, node):
+            yield from _cosine_distance(graph, node)
+
+
+def _cosine_distance(graph: Graph, end: Node) -> Iterator[Hazard]:
+    """Yield the nodes from the product of normalized vectors to the difference of 1 and the cosine, if one is there."""
+    values = (value for _, value in graph.float_inputs(end))
+    makers = chain.from_iterable(makers_through_exact(graph, one) for one in values)
+    path = list(islice(makers, _REACH))
+    found = set[int]().union(*(cosine_nodes(graph, one) for one in path))
+    if found:
+        why = (
+            f"leads from a cosine near 1 to {end.label!r}, which needs its last digits"
+        )
+        nodes = found | {end.index, *(one.index for one in path)}
+        yield from (Hazard(index, KIND, why) for index in sorted(nodes))
 
 
 def _leading(graph: Graph, end: Node, starts: frozenset[str]) -> Iterator[Hazard]:
