@@ -92,6 +92,7 @@ class OpFacts:
     contractions: frozenset[str]
     control_flow: frozenset[str]
     cumulative: frozenset[str]
+    curves: frozenset[str]
     dequantize: frozenset[str]
     elementwise: frozenset[str]
     eliminated: frozenset[str]

@@ -1,13 +1,14 @@
 """Differences of nearly equal numbers, which consist of the last digits of these: low precision has none of them.
 
 An input of the model may be 20 with deviations of 0.01, like pixels, samples of a sensor or prices. float16 rounds it
-to multiples of 1/64, and a normalization turns that into noise. The same is true of the difference of two inputs, or of
-parts of one, and of an input from which a stored mean is subtracted that is far larger than the deviation by which the
-difference is divided. Inside a network, values were computed in low precision anyway, and validation measures them.
-Only a variance as the difference of two means, E[x²] - E[x]², cancels everywhere.
+to multiples of 1/64, and a normalization turns that into noise. The same is true of the difference or the quotient of
+two inputs, or of parts of one, and of an input from which a stored mean is subtracted that is far larger than the
+deviation by which the difference is divided. Exporters fold such a mean into the bias of the first layer. Inside a
+network, values were computed in low precision anyway, and validation measures them. Only a variance as the difference
+of two means, E[x²] - E[x]², and an expanded squared distance cancel everywhere.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Final
 
@@ -15,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind
-from onnxamp._facts.dtypes import FLOAT_TENSORS, Format
+from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import attribute, attribute_of, op_facts
+from onnxamp._graph.distances import cosine_nodes, expanded_distances
 from onnxamp._graph.exact_walks import makers_through_exact
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.index_paths import INTEGERS
-from onnxamp._graph.match import declared_axes
 from onnxamp._graph.moments import DIFFERENCES, moment_difference
-from onnxamp._graph.view import ABSENT, Node, Origin
+from onnxamp._graph.raw_inputs import RawInputs, raw_inputs, raw_makers
+from onnxamp._graph.view import ABSENT, Node
 
 
 def cancellations(graph: Graph, low: Format) -> Iterator[Hazard]:
@@ -30,120 +31,50 @@ def cancellations(graph: Graph, low: Format) -> Iterator[Hazard]:
 
     Complexity: linear.
     """
-    raw = _Raw(graph)
-    scales = _AffineInputs(graph, low)
+    raw = graph.ask(raw_inputs)
+    centered = _Centered(graph, raw)
+    scales = _AffineInputs(graph, low, raw)
     for node in graph.computing:
-        # Hardly any node reads raw values, and what it does to others is nothing to the walk.
-        is_raw = raw.is_read_by(node)
-        if is_raw and (raw.is_centered_by(node) or scales.is_far(node, raw.channels)):
-            yield from raw.path(node)
+        # Hardly any node reads raw values.
+        if raw.is_read_by(node):
+            if (
+                centered.is_centered_by(node)
+                or raw.is_quotient(node)
+                or scales.is_far(node)
+            ):
+                yield from centered.path(node)
+            for index in _offset_product(graph, low, raw, node):
+                yield from centered.path(graph.nodes[index])
         for hazard in _variance(graph, node) if node.key in DIFFERENCES else ():
             yield hazard
-            yield from raw.back(graph.nodes[hazard.node])
-        if is_raw:
-            raw.follow(node)
+            yield from centered.back(graph.nodes[hazard.node])
+    for nodes in expanded_distances(graph):
+        why = "expands a squared distance into numbers larger than it"
+        yield from (Hazard(index, KIND, why) for index in sorted(nodes))
     yield from _near_one(graph)
 
 
-class _Raw:
-    """Values that are inputs of the model, moved, scaled and shifted, or that one product computes from these."""
+class _Centered:
+    """Nodes that subtract numbers as large as raw values from these, and the nodes from the inputs to them."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, raw: RawInputs) -> None:
         self.graph = graph
-        self.channels: dict[int, int | None] = {
-            value: None
-            for value in graph.scopes[0].inputs
-            if graph.values[value].origin in (Origin.INPUT, Origin.DEFAULT)
-            and graph.types[value] in FLOAT_TENSORS
-        }
-        """Raw value -> the axis of the channels that a product made; None if there was none."""
-        self.wide = frozenset(
-            value
-            for value in graph.scopes[0].inputs
-            if graph.types[value] in INTEGERS | {"tensor(double)"}
-        )
-        """Inputs of types that tell more numbers apart than low precision does."""
-        self.means: dict[int, int] = {}
-        """Mean -> the raw value that it is the mean of, through data movement."""
+        self.raw = raw
         self.seen = set[int]()
-
-    def is_read_by(self, node: Node) -> bool:
-        """Return whether a node reads a raw value, a mean of one, or an input of a wide type."""
-        read = node.inputs
-        return not (
-            self.channels.keys().isdisjoint(read)
-            and self.means.keys().isdisjoint(read)
-            and self.wide.isdisjoint(read)
-        )
-
-    def follow(self, node: Node) -> None:
-        """Note the outputs of a node if they are raw, or a mean of raw values."""
-        graph = self.graph
-        facts = op_facts()
-        given = [value for value in node.reads if graph.types[value] in FLOAT_TENSORS]
-        computed = [value for value in given if not graph.constants.is_constant(value)]
-        if node.key == "Cast" and node.reads[0] in self.wide:
-            self.channels[node.outputs[0]] = None
-        if node.key in facts.moves_data and self._are_plain(computed):
-            self.channels.update(dict.fromkeys(node.writes))
-            return
-        if len(computed) != 1:
-            return
-        (value,) = computed
-        passes = node.index in graph.passing or node.key == "Cast"
-        if value in self.means:
-            if passes or node.index in graph.exact:
-                self.means.update(dict.fromkeys(node.writes, self.means[value]))
-            return
-        if value not in self.channels:
-            return
-        channel = self.channels[value]
-        is_first = node.input(0) == value
-        if node.key in facts.means and is_first:
-            if self._is_apart(node, channel):
-                self.means.update(dict.fromkeys(node.writes, value))
-        elif node.key in facts.products:
-            made = _channels_of(node)
-            if is_first and channel is None and made is not None:
-                self.channels[node.outputs[0]] = made
-        elif passes or node.key in facts.linear or self._moves(node, channel):
-            self.channels.update(dict.fromkeys(node.writes, channel))
-
-    def _are_plain(self, values: Sequence[int]) -> bool:
-        """Return whether values are raw, and no product computes them."""
-        return bool(values) and all(
-            self.channels.get(value, ABSENT) is None for value in values
-        )
-
-    def _moves(self, node: Node, channel: int | None) -> bool:
-        """Return whether the node is exact, and leaves channels where they are."""
-        may_move = channel is None or node.key not in op_facts().moves_data
-        return node.index in self.graph.exact and may_move
-
-    def _is_apart(self, node: Node, channel: int | None) -> bool:
-        """Return whether a mean is taken of each channel by itself: those of a product differ in their offsets."""
-        if channel is None or node.key not in op_facts().reduces_axes:
-            return True
-        shape = self.graph.shapes[node.inputs[0]]
-        axes = declared_axes(self.graph, node)
-        if not axes or shape is None:
-            return False
-        rank = len(shape)
-        return channel % rank not in {axis % rank for axis in axes}
 
     def is_centered_by(self, node: Node) -> bool:
         """Return whether the node subtracts a mean, or another raw value, from a raw value."""
         facts = op_facts()
         value = node.input(0)
         if node.key == "Sub":
-            return self._are_plain(node.reads) or any(
-                self.means.get(other) in self._sources(one)
+            return self.raw.are_plain(node.reads) or any(
+                self.raw.means.get(other) in self._sources(one)
                 for one, other in (node.inputs, reversed(node.inputs))
-                if one in self.channels
+                if one in self.raw.channels
             )
-        if node.key not in facts.centering or value not in self.channels:
+        if node.key not in facts.centering or value not in self.raw.channels:
             return False
-        channel = self.channels[value]
+        channel = self.raw.channels[value]
         shape = self.graph.shapes[value]
         if channel is None:
             return not self._is_shifted_little(node)
@@ -171,58 +102,59 @@ class _Raw:
 
     def path(self, node: Node) -> Iterator[Hazard]:
         """Yield the node, and the nodes from the inputs of the model to it."""
-        why = "subtracts numbers that are as large as the model's input"
-        yield Hazard(node.index, KIND, why)
-        yield from self.back(node)
+        why = "subtracts from an input of the model numbers as large as it"
+        # Random samples lack it. Of a normalization alone, which is a layer as well, level "auto" trusts them.
+        is_rare = node.key not in op_facts().centering
+        yield Hazard(node.index, KIND, why, rare=is_rare)
+        yield from self.back(node, rare=is_rare)
 
-    def back(self, node: Node) -> Iterator[Hazard]:
+    def back(self, node: Node, *, rare: bool = False) -> Iterator[Hazard]:
         """Yield the nodes from the inputs of the model to what a node subtracts from."""
-        stack = list(node.reads)
-        while stack:
-            value = stack.pop()
-            maker = self.graph.producer(value)
-            is_known = value in self.channels or value in self.means
-            if maker is None or not is_known or maker.index in self.seen:
-                continue
-            self.seen.add(maker.index)
-            why = (
-                f"rounds an input of the model before {node.label!r} subtracts from it"
-            )
-            yield Hazard(maker.index, KIND, why)
-            stack += maker.reads
+        why = f"rounds an input of the model before {node.label!r} subtracts from it"
+        for maker in raw_makers(self.graph, self.raw, node, self.seen):
+            yield Hazard(maker.index, KIND, why, rare)
 
 
 class _AffineInputs:
     """Raw values that constants scale and shift, in the form ``scale * input + shift``."""
 
-    def __init__(self, graph: Graph, low: Format) -> None:
+    def __init__(self, graph: Graph, low: Format, raw: RawInputs) -> None:
         self.graph = graph
         self.low = low
+        self.raw = raw
         self.forms = dict[int, NDArray[np.float64]]()
+        self.ratios = set(raw.ratios)
+        """Ratios of raw values, scaled and shifted."""
 
-    def is_far(self, node: Node, raw: Mapping[int, int | None]) -> bool:
+    def is_far(self, node: Node) -> bool:
         """Return whether a node makes numbers of a few units by a shift so large that low precision rounds them.
 
-        A stored mean of 20 beside a deviation of 0.01 is such a shift. Masks, which are multiples of x - 1, have none.
+        A stored mean of 20 beside a deviation of 0.01 is such a shift, and so is 1 where a ratio may be close to it.
+        Masks, which are multiples of x - 1, have none.
         """
-        form = self._form(node, raw)
+        form = self._form(node)
         if form is None:
-            return False
+            # A logarithm of a ratio is the difference of two logarithms.
+            is_log = node.key in op_facts().logarithms
+            return is_log and node.input(0) in self.raw.ratios
         self.forms[node.outputs[0]] = form
+        if not self.ratios.isdisjoint(node.inputs):
+            self.ratios.update(node.writes)
+            if np.allclose(form[1], -form[0], rtol=_SAME):
+                return True
         scale, shift = np.abs(form)
         rounded = shift * self.low.epsilon > _ROUNDED
         is_scaled = (scale != 1) | (shift > self.low.exact_integers)
         center = shift > _NEAR * scale
         return bool((rounded & is_scaled & center & (shift < _DIGITS)).any())
 
-    def _form(
-        self, node: Node, raw: Mapping[int, int | None]
-    ) -> NDArray[np.float64] | None:
+    def _form(self, node: Node) -> NDArray[np.float64] | None:
         """Return the scale and the shift that a node's result has of the input; None if it has another form."""
         constants = self.graph.constants
         known = [value for value in node.reads if constants.is_constant(value)]
         computed = [value for value in node.reads if value not in known]
-        if len(computed) != 1 or raw.get(computed[0], ABSENT) is not None:
+        channels = self.raw.channels
+        if len(computed) != 1 or channels.get(computed[0], ABSENT) is not None:
             return None
         scale, shift = self.forms.get(computed[0], (np.ones(()), np.zeros(())))
         if node.key not in op_facts().linear or len(known) != 1:
@@ -261,16 +193,43 @@ _DIGITS: Final = float(1 << 22)
 """Shifts from here on leave no digits even in float32: they make masks."""
 _MOST: Final = 1 << 16
 """Elements of a mean up to which it is compared with deviations."""
+_SAME: Final = 1e-3
+"""Relative difference up to which a shift takes a ratio of 1 to zero."""
 
 
-def _channels_of(product: Node) -> int | None:
-    """Return the axis of the channels that a product makes; None for recurrent ops."""
-    form = op_facts().products[product.key][0].form
-    return _CHANNELS.get(form)
+def _offset_product(
+    graph: Graph, low: Format, raw: RawInputs, node: Node
+) -> Iterator[int]:
+    """Yield a product of an input with weights, and the sum that follows, if its offset takes away a mean of the input.
+
+    Exporters fold (x - mean) / deviation into the first layer, whose bias is then far larger than its weights.
+    """
+    if not (raw.are_plain(node.inputs[:1]) and node.key in ("Gemm", "MatMul")):
+        return
+    weights = graph.constants.numbers(node.input(1))
+    if weights is None or weights.ndim != 2 or weights.size > _MOST_WEIGHTS:
+        return
+    # Each offset of a Gemm may be for all rows; its factors alpha and beta are 1 in layers.
+    is_turned = bool(attribute_of(node.proto, "transB", 0))
+    lengths = np.linalg.norm(weights.astype(np.float64), axis=1 if is_turned else 0)
+    offsets = [(node, value) for value in node.inputs[2:]]
+    for reader, port in graph.readers(node):
+        if reader.key in op_facts().additive and len(reader.inputs) == 2:
+            offsets.append((reader, reader.inputs[1 - port]))
+    for end, value in offsets:
+        offset = None if value == ABSENT else graph.constants.numbers(value)
+        if offset is None or offset.shape[-1:] not in ((), (1,), lengths.shape):
+            continue
+        shift = np.abs(offset.astype(np.float64))
+        is_rounded = shift * low.epsilon > _ROUNDED
+        if (is_rounded & (shift > _OFFSET * lengths)).any():
+            yield from dict.fromkeys((end.index, node.index))
 
 
-_CHANNELS: Final = {"matrix": -1, "windows": 1, "spread": 1}
-"""Form of a product -> the axis of the channels in its output."""
+_MOST_WEIGHTS: Final = 1 << 20
+"""Weights of a first layer up to which their lengths are computed: milliseconds."""
+_OFFSET: Final = 8.0
+"""Lengths of a weight vector up to which its bias suits inputs of a few units, as nearly all trained ones do."""
 
 
 def _near_one(graph: Graph) -> Iterator[Hazard]:
@@ -284,6 +243,22 @@ def _near_one(graph: Graph) -> Iterator[Hazard]:
     for node in graph.nodes_of(facts.additive):
         if _is_beside_one(graph, node, subtracts=True):
             yield from _leading(graph, node, facts.exponentials)
+        if _is_beside_one(graph, node):
+            yield from _cosine_distance(graph, node)
+
+
+def _cosine_distance(graph: Graph, end: Node) -> Iterator[Hazard]:
+    """Yield the nodes from the product of normalized vectors to the difference of 1 and the cosine, if one is there."""
+    values = (value for _, value in graph.float_inputs(end))
+    makers = chain.from_iterable(makers_through_exact(graph, one) for one in values)
+    path = list(islice(makers, _REACH))
+    found = set[int]().union(*(cosine_nodes(graph, one) for one in path))
+    if found:
+        why = (
+            f"leads from a cosine near 1 to {end.label!r}, which needs its last digits"
+        )
+        nodes = found | {end.index, *(one.index for one in path)}
+        yield from (Hazard(index, KIND, why) for index in sorted(nodes))
 
 
 def _leading(graph: Graph, end: Node, starts: frozenset[str]) -> Iterator[Hazard]:

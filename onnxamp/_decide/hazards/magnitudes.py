@@ -1,0 +1,159 @@
+"""Inputs that may be large, as what is done to them shows: they are scaled down, or squared.
+
+Random samples are numbers of a few units. A model that multiplies its input by 1e-5 reads cents, seconds or integers,
+which may end beyond float16. And squares of an input leave the range from 256 on, as those of audio in integers do, and
+lose all digits below 0.001. Neither happens in bfloat16, which has the range of float32.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from onnxamp._decide.kinds import Claim, Effect, Fault, Hazard, HazardKind, in_range
+from onnxamp._facts.dtypes import Format
+from onnxamp._facts.ops import op_facts
+from onnxamp._graph.exact_walks import readers_through_exact
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.raw_inputs import RawInputs, raw_inputs, raw_makers
+from onnxamp._graph.view import ABSENT, Node
+
+
+def input_magnitudes(graph: Graph, low: Format) -> Iterator[Hazard]:
+    """Yield nodes that scale an input down, with those before them, and nodes that square one, with those after them.
+
+    Complexity: linear.
+    """
+    if not low.is_narrow:
+        return
+    raw = graph.ask(raw_inputs)
+    seen = set[int]()
+    for node in graph.computing:
+        if not raw.is_read_by(node):
+            continue
+        factor = _factor(graph, raw, node)
+        claims = in_range(graph, node, low)
+        if factor is not None:
+            why = f"scales an input of the model by {factor:.3g}, so that it may be large"
+            yield Hazard(node.index, KIND, why, rare=True, unless=claims)
+            for maker in raw_makers(graph, raw, node, seen):
+                why = f"leads from an input to {node.label!r}, which scales it down"
+                yield Hazard(maker.index, KIND, why, rare=True, unless=claims)
+        elif _restores(graph, raw, node):
+            why = "gives a result the magnitude of an input of the model, by its mean"
+            yield Hazard(node.index, KIND, why, rare=True, unless=claims)
+            why = f"reads the result of {node.label!r}, which has the magnitude of an input"
+            for reader in readers_through_exact(graph, node, seen):
+                yield Hazard(reader.index, KIND, why, rare=True, unless=claims)
+        elif _is_power(graph, raw, node):
+            why = "squares an input of the model, which leaves the range from 256 on"
+            yield Hazard(node.index, KIND, why, rare=True, unless=claims)
+            yield from _after(graph, node, claims)
+
+
+def _factor(graph: Graph, raw: RawInputs, node: Node) -> float | None:
+    """Return the smallest factor by which a node scales raw values; None if it does not scale them down far."""
+    if node.key not in ("Mul", "Div") or ABSENT in node.inputs:
+        return None
+    is_divided = node.key == "Div"
+    for value, other in (node.inputs, reversed(node.inputs)):
+        numbers = graph.constants.numbers(other) if raw.are_plain([value]) else None
+        if numbers is not None and numbers.size <= _MOST:
+            sizes = np.abs(numbers.astype(np.float64).reshape(-1))
+            factors = 1 / sizes[sizes > 0] if is_divided else sizes[sizes > 0]
+            least = float(factors.min(initial=1.0))
+            return least if least < _DOWN else None
+        if is_divided:
+            break
+    return None
+
+
+_DOWN: Final = 1 / 2048
+"""Factors below this bring what ends beyond float16 to less than 32: what is scaled to units is 2,048 or more."""
+_MOST: Final = 1 << 16
+"""Elements of a factor up to which it is read."""
+
+
+def _restores(graph: Graph, raw: RawInputs, node: Node) -> bool:
+    """Return whether a node adds a mean of an input to something computed, or multiplies it by the mean.
+
+    Forecasters normalize a series by its mean, and undo that at the end.
+    """
+    if node.key not in ("Add", "Mul") or ABSENT in node.inputs:
+        return False
+    means, others = 0, 0
+    for value in node.inputs:
+        is_mean = raw.are_plain([raw.means.get(value, ABSENT)])
+        is_own = raw.are_plain([value]) or graph.constants.is_constant(value)
+        means += is_mean
+        others += not (is_mean or is_own)
+    return bool(means and others)
+
+
+def _is_power(graph: Graph, raw: RawInputs, node: Node) -> bool:
+    """Return whether a node squares a raw value, or raises it to a higher power."""
+    if node.input(0) not in raw.channels:
+        return False
+    if node.key == "Mul":
+        one, other = (graph.passed_on(value) for value in node.inputs)
+        return one == other
+    if node.key == "Pow":
+        exponent = graph.constants.uniform(node.input(1))
+        return exponent is not None and exponent >= 2
+    return node.key == "ReduceSumSquare"
+
+
+def _after(graph: Graph, power: Node, claims: tuple[Claim, ...]) -> Iterator[Hazard]:
+    """Yield the nodes that read a power, up to those that bring it back into range: a root, a logarithm, weights."""
+    why = f"reads what {power.label!r} computes"
+    ends = _spread(graph, [power])
+    found = {node.index for node in ends}
+    products = [node for node in ends if node.key in op_facts().contractions]
+    # Weights may bring powers back into range. Those of a spectrum do not if its logarithm follows.
+    for product in products:
+        after = _spread(graph, [product])
+        if any(node.key in op_facts().curves for node in after):
+            found.update(node.index for node in after)
+    for index in sorted(found):
+        yield Hazard(index, KIND, why, rare=True, unless=claims)
+
+
+def _spread(graph: Graph, starts: list[Node]) -> list[Node]:
+    """Return the nodes that read the results of some nodes, directly or through sums, factors and exact ops."""
+    facts = op_facts()
+    passes = facts.additive | facts.reductions | facts.means
+    seen = {node.index for node in starts}
+    found = list[Node]()
+    stack = list(starts)
+    while stack and len(found) < _REACH:
+        for reader, _ in graph.readers(stack.pop()):
+            if reader.index in seen:
+                continue
+            seen.add(reader.index)
+            found.append(reader)
+            computed = [
+                value
+                for value in reader.reads
+                if not graph.constants.is_constant(value)
+            ]
+            is_scaling = reader.key in facts.linear and len(computed) == 1
+            if is_scaling or reader.key in passes or reader.index in graph.exact:
+                stack.append(reader)
+    return found
+
+
+_REACH: Final = 16
+"""Nodes that are followed from a power."""
+
+
+class _Magnitudes(HazardKind):
+    value = "input magnitude"
+    title = "an input that may be large is scaled down or squared"
+    looks_at = ("linear", "multiplies")
+    fault = Fault(Effect.LEAVES_RANGE, "{detail}, in LOW", ": it ends at {end:.6g}")
+
+    def find(self, graph: Graph, low: Format, /) -> Iterator[Hazard]:
+        return input_magnitudes(graph, low)
+
+
+KIND: Final = _Magnitudes()

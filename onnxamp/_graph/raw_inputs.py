@@ -1,0 +1,181 @@
+"""Values that still are numbers of the model's inputs, moved, scaled, shifted or as logarithms: their range is unknown.
+
+An input may be 20 with deviations of 0.01, or 3,000,000 cents, and only the model's user knows. Random samples show
+neither.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from onnxamp._facts.dtypes import FLOAT_TENSORS
+from onnxamp._facts.ops import op_facts
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.index_paths import INTEGERS
+from onnxamp._graph.match import declared_axes
+from onnxamp._graph.view import ABSENT, Node, Origin
+
+
+class RawInputs(NamedTuple):
+    """The raw values of a graph.
+
+    Attributes:
+        channels: raw value -> the axis of the channels that one product made; None if there was none.
+        wide: inputs of types that tell more numbers apart than low precision does, such as integers.
+        means: mean -> the raw value that it is the mean of, through data movement.
+        ratios: raw values that are quotients of two others, such as a price and the one of the day before.
+    """
+
+    channels: Mapping[int, int | None]
+    wide: frozenset[int]
+    means: Mapping[int, int]
+    ratios: frozenset[int]
+
+    def is_read_by(self, node: Node) -> bool:
+        """Return whether a node reads a raw value, a mean of one, or an input of a wide type."""
+        read = node.inputs
+        return not (
+            self.channels.keys().isdisjoint(read)
+            and self.means.keys().isdisjoint(read)
+            and self.wide.isdisjoint(read)
+        )
+
+    def are_plain(self, values: Sequence[int]) -> bool:
+        """Return whether values are raw, and no product computes them."""
+        return bool(values) and all(
+            self.channels.get(value, ABSENT) is None for value in values
+        )
+
+    def is_quotient(self, node: Node) -> bool:
+        """Return whether a node divides a raw value by another one, or by a mean of raw values."""
+        if node.key != "Div" or ABSENT in node.inputs:
+            return False
+        dividend, divisor = node.inputs
+        is_mean = divisor in self.means
+        return self.are_plain([dividend] if is_mean else node.inputs)
+
+
+def raw_inputs(graph: Graph) -> RawInputs:
+    """Return the raw values of a graph. Complexity: linear."""
+    walk = _Walk(graph)
+    for node in graph.computing:
+        # Hardly any node reads raw values, and what it does to others is nothing to the walk.
+        if walk.found.is_read_by(node):
+            walk.follow(node)
+    return walk.found._replace(ratios=frozenset(walk.ratios))
+
+
+def raw_makers(
+    graph: Graph, raw: RawInputs, node: Node, seen: set[int]
+) -> Iterator[Node]:
+    """Yield the nodes that compute the raw values that a node reads, back to the inputs, but those in ``seen``.
+
+    Nodes are added to ``seen``, so that all walks of a graph together take linear time.
+    """
+    stack = list(node.reads)
+    while stack:
+        value = stack.pop()
+        maker = graph.producer(value)
+        is_known = value in raw.channels or value in raw.means
+        if maker is None or not is_known or maker.index in seen:
+            continue
+        seen.add(maker.index)
+        yield maker
+        stack += maker.reads
+
+
+class _Walk:
+    """Follows raw values from node to node."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        inputs = graph.scopes[0].inputs
+        self.channels: dict[int, int | None] = {
+            value: None
+            for value in inputs
+            if graph.values[value].origin in (Origin.INPUT, Origin.DEFAULT)
+            and graph.types[value] in FLOAT_TENSORS
+        }
+        wide = INTEGERS | {"tensor(double)"}
+        self.wide = frozenset(value for value in inputs if graph.types[value] in wide)
+        self.means = dict[int, int]()
+        self.ratios = set[int]()
+        self.found = RawInputs(self.channels, self.wide, self.means, frozenset())
+
+    def follow(self, node: Node) -> None:
+        """Note the outputs of a node if they are raw, or a mean of raw values."""
+        graph = self.graph
+        given = [value for value in node.reads if graph.types[value] in FLOAT_TENSORS]
+        computed = [value for value in given if not graph.constants.is_constant(value)]
+        if node.key == "Cast" and node.reads[0] in self.wide:
+            self.channels[node.outputs[0]] = None
+        is_moved = node.key in op_facts().moves_data
+        if is_moved and self.found.are_plain(computed):
+            self.channels.update(dict.fromkeys(node.writes))
+            self._follow_ratio(node, computed)
+        elif self.found.is_quotient(node):
+            self.channels[node.outputs[0]] = None
+            self.ratios.add(node.outputs[0])
+        elif len(computed) == 1 and computed[0] in self.means:
+            self._follow_mean(node, computed[0])
+        elif len(computed) == 1 and computed[0] in self.channels:
+            self._follow_raw(node, computed[0])
+
+    def _follow_ratio(self, node: Node, values: Sequence[int]) -> None:
+        """Note the outputs of a node that moves or selects ratios."""
+        if not self.ratios.isdisjoint(values):
+            self.ratios.update(node.writes)
+
+    def _follow_mean(self, node: Node, mean: int) -> None:
+        """Note the outputs of a node that keeps a mean, or guards it as in mean(|x|) + 1e-6."""
+        is_guard = node.key in op_facts().linear
+        if self._passes(node) or node.index in self.graph.exact or is_guard:
+            self.means.update(dict.fromkeys(node.writes, self.means[mean]))
+
+    def _follow_raw(self, node: Node, value: int) -> None:
+        """Note the outputs of a node that computes something of one raw value."""
+        facts = op_facts()
+        channel = self.channels[value]
+        is_first = node.input(0) == value
+        is_kept = self._passes(node) or self._moves(node, channel)
+        if node.key in facts.means and is_first:
+            if self._is_apart(node, channel):
+                self.means.update(dict.fromkeys(node.writes, value))
+        elif node.key in facts.products:
+            made = _channels_of(node)
+            if is_first and channel is None and made is not None:
+                self.channels[node.outputs[0]] = made
+        elif is_kept or node.key in facts.linear:
+            self.channels.update(dict.fromkeys(node.writes, channel))
+            self._follow_ratio(node, [value] if is_kept else [])
+        elif node.key in facts.curves and is_first and channel is None:
+            self.channels[node.outputs[0]] = None
+
+    def _passes(self, node: Node) -> bool:
+        """Return whether the node changes no number, or only the type."""
+        return node.index in self.graph.passing or node.key == "Cast"
+
+    def _moves(self, node: Node, channel: int | None) -> bool:
+        """Return whether the node is exact, and leaves channels where they are."""
+        may_move = channel is None or node.key not in op_facts().moves_data
+        return node.index in self.graph.exact and may_move
+
+    def _is_apart(self, node: Node, channel: int | None) -> bool:
+        """Return whether a mean is taken of each channel by itself: those of a product differ in their offsets."""
+        if channel is None or node.key not in op_facts().reduces_axes:
+            return True
+        shape = self.graph.shapes[node.inputs[0]]
+        axes = declared_axes(self.graph, node)
+        if not axes or shape is None:
+            return False
+        rank = len(shape)
+        return channel % rank not in {axis % rank for axis in axes}
+
+
+def _channels_of(product: Node) -> int | None:
+    """Return the axis of the channels that a product makes; None for recurrent ops."""
+    form = op_facts().products[product.key][0].form
+    return _CHANNELS.get(form)
+
+
+_CHANNELS: Final = {"matrix": -1, "windows": 1, "spread": 1}
+"""Form of a product -> the axis of the channels in its output."""
