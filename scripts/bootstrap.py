@@ -74,6 +74,8 @@ def run_tests(environment: Environment, arguments: Sequence[str]) -> None:
     """Run pytest on all cores, without the slow tests unless the arguments select by marker."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # dozens of processes would compile the package, each for itself
     # Neighbors share a worker, and with it what is made once for a file, until another worker has nothing left to do.
-    workers = ["-n", str(min(os.cpu_count() or 1, 8)), "--dist", "worksteal"]
+    count = min(os.cpu_count() or 1, 8)
+    print(f"Running the tests in {count} processes, which first collect them ...", file=sys.stderr)
+    workers = ["-n", str(count), "--dist", "worksteal"]
     selected = [] if any(argument.startswith("-m") for argument in arguments) else ["-m", "not slow"]
     run([str(environment.python), "-m", "pytest", "-q", *workers, *selected, *arguments])
