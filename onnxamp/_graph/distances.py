@@ -104,8 +104,8 @@ def _carried(graph: Graph, start: Node) -> set[int]:
 
 
 def cosine_nodes(graph: Graph, node: Node) -> frozenset[int]:
-    """Return the nodes of the cosine of two vectors that ends at a node: those after the vectors are normalized, or all
-    if the product is divided by the lengths at last; none for other nodes.
+    """Return the nodes of a cosine that ends at a node, with those that normalize the vectors, or divide the product by
+    their lengths at last; none for other nodes.
     """
     if node.key == "Div" and ABSENT not in node.inputs:
         lengths = _norm_nodes(graph, node.inputs[1])
@@ -116,8 +116,9 @@ def cosine_nodes(graph: Graph, node: Node) -> frozenset[int]:
         return frozenset()
     (first,) = graph.at(nodes - {node.index}) or [node]
     read = [value for _, value in graph.float_inputs(first)]
-    is_unit = len(read) == 2 and all(_is_normalized(graph, value) for value in read)
-    return nodes if is_unit else frozenset()
+    normalizers = [_normalizer_nodes(graph, value) for value in read]
+    is_cosine = len(read) == 2 and all(normalizers)
+    return nodes.union(*normalizers) if is_cosine else frozenset()
 
 
 def _product_nodes(graph: Graph, node: Node | None) -> frozenset[int]:
@@ -132,16 +133,19 @@ def _product_nodes(graph: Graph, node: Node | None) -> frozenset[int]:
     return frozenset((node.index,) if is_product else ())
 
 
-def _is_normalized(graph: Graph, value: int) -> bool:
-    """Return whether vectors have the length 1, because a node divides them by their length."""
+def _normalizer_nodes(graph: Graph, value: int) -> frozenset[int]:
+    """Return the nodes that divide vectors by their length, and move them; none if the vectors may have any length."""
     facts = op_facts()
-    maker = graph.producer(_source(graph, value)[0])
+    source, moving = _source(graph, value)
+    maker = graph.producer(source)
     if maker is None:
-        return False
+        return frozenset()
+    own = frozenset((maker.index, *moving))
     # A Softmax is no vector of length 1.
-    is_unit = maker.key in facts.normalizing - facts.saturating
-    is_divided = maker.key == "Div" and bool(_norm_nodes(graph, maker.input(1)))
-    return is_unit or is_divided
+    if maker.key in facts.normalizing - facts.saturating:
+        return own
+    lengths = _norm_nodes(graph, maker.input(1)) if maker.key == "Div" else frozenset()
+    return own | lengths if lengths else frozenset()
 
 
 def _norm_nodes(graph: Graph, value: int) -> frozenset[int]:
