@@ -160,11 +160,11 @@ def stored_bytes(tensor: TensorProto) -> int:
 
 def bytes_of(elem: int, shape: Sequence[int]) -> int:
     """Return :func:`stored_bytes` of the element type and shape of a tensor."""
-    return (prod(shape) * bits_of(elem) + 7) // 8
+    return (prod(shape) * _bits_of(elem) + 7) // 8
 
 
 @cache
-def bits_of(elem: int) -> int:
+def _bits_of(elem: int) -> int:
     """Return the bits of one element; 0 if the type has no fixed size."""
     if elem in _PACKED or elem == TensorProto.STRING:
         return _PACKED.get(elem, 0)

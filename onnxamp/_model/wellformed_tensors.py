@@ -7,7 +7,7 @@ import onnx
 from onnx import SparseTensorProto, TensorProto, TypeProto, ValueInfoProto, helper
 
 from onnxamp._base.errors import ModelError
-from onnxamp._model.protos import DATA_FIELDS, bits_of, bytes_of, stored_bytes
+from onnxamp._model.protos import DATA_FIELDS, bytes_of, stored_bytes
 
 _ELEMS: Final = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
 _MOST_BYTES: Final = 2**63
@@ -20,8 +20,6 @@ def check_tensor(tensor: TensorProto, where: str = "") -> None:
     Raises:
         ModelError: they do not match; messages call an unnamed tensor ``where``.
     """
-    if _is_plain(tensor):
-        return
     name = utf8(tensor.name, "the name of a weight")
     what = f"The weight {name!r}" if name or not where else where
     utf8(tensor.doc_string, "the documentation of a weight")
@@ -58,31 +56,6 @@ def check_tensor(tensor: TensorProto, where: str = "") -> None:
             f"{what} does not hold the {wanted} {unit} that its shape {shape} requires,"
             " or holds them in the wrong field for its type."
         )
-
-
-def _is_plain(tensor: TensorProto) -> bool:
-    """Return whether a tensor surely is sound: raw data of the size that its type and shape ask for, and no others.
-
-    That is so of nearly all weights, and takes a third of the time of a close look.
-    """
-    shape = tensor.dims[:]
-    bits = bits_of(tensor.data_type)
-    # An empty tensor may have other sizes that no array can have.
-    if not bits or min(shape, default=1) <= 0 or tensor.data_location:
-        return False
-    is_text = type(tensor.name) is str is type(tensor.doc_string)
-    has_typed_data = (
-        tensor.float_data
-        or tensor.int32_data
-        or tensor.int64_data
-        or tensor.string_data
-        or tensor.double_data
-        or tensor.uint64_data
-    )
-    is_whole = len(tensor.raw_data) == (prod(shape) * bits + 7) // 8
-    return (
-        is_text and is_whole and not has_typed_data and not tensor.HasField("segment")
-    )
 
 
 def _numbers(tensor: TensorProto) -> int:
