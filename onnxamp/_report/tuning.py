@@ -289,7 +289,10 @@ def _unconverted(tuned: Tuned, text: str) -> Headline:
     if timed.get("result"):
         lead = f"{percent(timed['result'] - timed['float32'], timed['float32'])} longer than float32"
         sentence = "No candidate is faster: the model stays as it is."
-        details = [f"Timed as whole models, the candidate takes {lead}. {_LARGER}", text]
+        details = [
+            f"Timed as whole models, the candidate takes {lead}. {_LARGER}",
+            text,
+        ]
     elif any(_is_low_enough(tuned, one) for one in tuned.candidates):
         sentence = f"Nothing was converted: candidate {tuned.chosen} keeps everything in float32."
         details = [text]
