@@ -293,7 +293,8 @@ def test_logarithms_take_an_add() -> None:
     text = """
     <ir_version: 10, opset_import: ["" : 21]>
     net (float[2,8] x) => (float[2,8] y) {
-      h = MatMul (x, w)
+      t = Tanh (x)
+      h = MatMul (t, w)
       p = Mul (h, h)
       b = Add (p, floor)
       y = Log (b)

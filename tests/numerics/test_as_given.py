@@ -108,7 +108,7 @@ def test_empty_operands_stay_empty_in_pieces(inputs: str, budget: int, layers: b
 @pytest.mark.parametrize("layers", [False, True])
 def test_what_does_not_run_in_pieces_runs_whole(monkeypatch: pytest.MonkeyPatch, layers: bool) -> None:
     monkeypatch.setattr(pieces, "_known", lambda *_: [])
-    monkeypatch.setattr(pieces, "_size", lambda *_: None)
+    monkeypatch.setattr(pieces, "_declare_sizes", lambda *_: None)
     model = upsampling("r, none, none, sizes")
     feeds = {"x": np.linspace(-1, 1, 192, dtype=np.float32).reshape(1, 3, 8, 8)}
     budget = 27000 if layers else 9000  # layers take the values of three runs

@@ -126,8 +126,8 @@ def _spread(graph: Graph, starts: list[Node]) -> list[Node]:
     found = list[Node]()
     stack = list(starts)
     while stack and len(found) < _REACH:
-        for reader, _ in graph.readers(stack.pop()):
-            if reader.index in seen:
+        for reader, port in graph.readers(stack.pop()):
+            if reader.index in seen or _has_one_type(reader, port):
                 continue
             seen.add(reader.index)
             found.append(reader)
@@ -144,6 +144,15 @@ def _spread(graph: Graph, starts: list[Node]) -> list[Node]:
 
 _REACH: Final = 16
 """Nodes that are followed from a power."""
+
+
+def _has_one_type(node: Node, port: int) -> bool:
+    """Return whether an input has the same type in any precision, as the scales of a Resize have."""
+    signature = node.signature
+    if signature is None:
+        return False
+    formal = signature.input(port)
+    return formal is not None and formal.type not in signature.params
 
 
 class _Magnitudes(HazardKind):
