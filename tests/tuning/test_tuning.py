@@ -174,11 +174,12 @@ CANCELS = """(float[8] x) => (float[8] y) <float big = {256}> {
     [sub] d = Sub (s, big)
     [mul] y = Mul (d, d)
 }"""
+"""It squares what is still an input of the model, which the hazards keep in float32."""
 
 
 def test_nothing_holds() -> None:
     model = parse(CANCELS)
-    result, tuned = tune_model(model, 1e-6, count=2)
+    result, tuned = tune_model(model, 1e-6, count=2, hazards=False)
     assert tuned.held
     assert tuned.error == 0
     assert tuned.chosen == len(tuned.candidates) - 1
@@ -192,9 +193,10 @@ def test_the_worst_sample_counts() -> None:
     rng = np.random.default_rng(0)
     rows = [rng.uniform(60, 90, 8).astype(np.float32) for _ in range(4)]
     samples = given(*({"x": row} for row in rows), {"x": rng.uniform(1, 2, 8).astype(np.float32)})
-    _, tuned = tune_model(parse(CANCELS), 1e-2, samples=samples)
+    _, tuned = tune_model(parse(CANCELS), 1e-2, samples=samples, hazards=False)
     assert tuned.held
-    _, without = tune_model(parse(CANCELS), 1e-2, samples=given(*({"x": row} for row in rows)))
+    others = given(*({"x": row} for row in rows))
+    _, without = tune_model(parse(CANCELS), 1e-2, samples=others, hazards=False)
     assert without.candidates[without.chosen].nodes > tuned.candidates[tuned.chosen].nodes > 0
 
 
@@ -261,14 +263,14 @@ def test_noise_is_said_at_once() -> None:
 
 
 def test_too_old() -> None:
-    model = parse("(float[8] x) => (float[8] y) { y = Mul (x, x) }", opset=8, ir=3)
+    model = parse("(float[8] x) => (float[8] y) { y = Tanh (x) }", opset=8, ir=3)
     assert tune_model(model)[1].candidates[0].nodes == 1
     result, tuned = tune_model(model, 1e-7, opset="keep")
     assert (tuned.held, result) == (True, model)
 
 
 BRANCHES = """(float[8] x, bool c) => (float[8] y) {
-    [head] h = Mul (x, x)
+    [head] h = Sigmoid (x)
     [choice] y = If (c) <
         then_branch = yes () => (float[8] t) { [first] t = Sqrt (h) },
         else_branch = no () => (float[8] e) { [second] k = Exp (x) [third] e = Add (k, h) }>
@@ -624,7 +626,7 @@ def test_measured_times() -> None:
 
 
 def test_measured_times_of_units() -> None:
-    space = space_of(parse(CANCELS))
+    space = space_of(parse(CANCELS), hazards=False)
     add, sub, mul = (unit.key for unit in space.tunable)
     found = {unit.key: unit for unit in space.retimed({add: (4e-6, None), sub: (2e-6, 3e-6)}).tunable}
     assert (found[add].high, found[add].low) == (pytest.approx(4), pytest.approx(2)), "as the roofline has it"
