@@ -105,14 +105,15 @@ def _of_kinds(graph: RaisedGraph) -> Iterator[Finding]:
                 continue
             node = graph.nodes[hazard.node]
             shown = _shown(graph, node, kind)
-            if shown:
-                owner = hazard.node
-            # A rule yields the node with the constant first, then the consequences: one finding covers them all.
+            # A rule yields the cause first, then the consequences, which name it: one finding covers them all.
             is_consequence = False
-            if owner not in (hazard.node, ABSENT):
+            if owner != ABSENT and not shown:
                 cause = graph.nodes[owner]
                 is_named = repr(cause.label) in hazard.detail
                 is_consequence = is_named and graph.is_low(cause)
+            # A constant shows the cause, if the fault needs one.
+            if shown or not (fault.needs_constant or is_consequence):
+                owner = hazard.node
             if not graph.is_low(node) or is_consequence:
                 continue
             if fault.needs_constant and not shown:

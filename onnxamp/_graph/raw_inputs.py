@@ -23,12 +23,14 @@ class RawInputs(NamedTuple):
         wide: inputs of types that tell more numbers apart than low precision does, such as integers.
         means: mean -> the raw value that it is the mean of, through data movement.
         ratios: raw values that are quotients of two others, such as a price and the one of the day before.
+        places: raw value -> the raw value that it is a function of, number by number; itself if it was moved.
     """
 
     channels: Mapping[int, int | None]
     wide: frozenset[int]
     means: Mapping[int, int]
     ratios: frozenset[int]
+    places: Mapping[int, int]
 
     def is_read_by(self, node: Node) -> bool:
         """Return whether a node reads a raw value, a mean of one, or an input of a wide type."""
@@ -53,13 +55,22 @@ class RawInputs(NamedTuple):
         is_mean = divisor in self.means
         return self.are_plain([dividend] if is_mean else node.inputs)
 
+    def is_comparison(self, node: Node) -> bool:
+        """Return whether a node divides raw values by others, not by functions of themselves as in x / (1 + |x|)."""
+        if not self.is_quotient(node):
+            return False
+        dividend, divisor = node.inputs
+        return divisor in self.means or self.places[dividend] != self.places[divisor]
+
 
 def raw_inputs(graph: Graph) -> RawInputs:
     """Return the raw values of a graph. Complexity: linear."""
     walk = _Walk(graph)
-    for node in graph.computing:
+    for node in graph.order:
+        # A model that was converted before casts its inputs to low precision, and may cast them back.
+        is_float = graph.types[node.output(0)] in FLOAT_TENSORS
         # Hardly any node reads raw values, and what it does to others is nothing to the walk.
-        if walk.found.is_read_by(node):
+        if is_float and walk.found.is_read_by(node):
             walk.follow(node)
     return walk.found._replace(ratios=frozenset(walk.ratios))
 
@@ -99,7 +110,10 @@ class _Walk:
         self.wide = frozenset(value for value in inputs if graph.types[value] in wide)
         self.means = dict[int, int]()
         self.ratios = set[int]()
-        self.found = RawInputs(self.channels, self.wide, self.means, frozenset())
+        self.places = {value: value for value in self.channels}
+        self.found = RawInputs(
+            self.channels, self.wide, self.means, frozenset(), self.places
+        )
 
     def follow(self, node: Node) -> None:
         """Note the outputs of a node if they are raw, or a mean of raw values."""
@@ -119,6 +133,17 @@ class _Walk:
             self._follow_mean(node, computed[0])
         elif len(computed) == 1 and computed[0] in self.channels:
             self._follow_raw(node, computed[0])
+        self._follow_place(node, computed)
+
+    def _follow_place(self, node: Node, computed: Sequence[int]) -> None:
+        """Note whose functions the raw outputs of a node are."""
+        stays = self._passes(node) or node.key in op_facts().elementwise
+        is_function = stays and len(computed) == 1
+        for value in node.writes:
+            if value in self.channels:
+                self.places[value] = (
+                    self.places.get(computed[0], value) if is_function else value
+                )
 
     def _follow_ratio(self, node: Node, values: Sequence[int]) -> None:
         """Note the outputs of a node that moves or selects ratios."""

@@ -354,7 +354,7 @@ def test_a_broken_result_is_healed() -> None:
 
 def test_nodes_that_keep_a_result_from_passing_stay_float32() -> None:
     path = saved("""(float[4] X) => (float[4] Y) {
-        [square] s = Mul (X, X) [root] r = Sqrt (s) [last] Y = Relu (r)
+        [first] a = LeakyRelu (X) [square] s = Mul (a, a) [root] r = Sqrt (s) [last] Y = Relu (r)
     }""")
     np.savez("x.npz", X=np.float32([300, 1, 2, 3]))
     result = run("convert", path, "--level", "O3", "--inputs", "x.npz", "--format", "json")
@@ -377,7 +377,7 @@ def casts_of(model: onnx.ModelProto) -> int:
 
 def test_the_price_of_a_cure_is_said_in_casts() -> None:
     path = saved("""(float[4] X) => (float[4] Y) {
-        [first] a = Relu (X) [square] s = Mul (a, a) [root] r = Sqrt (s) [last] Y = Relu (r)
+        [first] a = LeakyRelu (X) [square] s = Mul (a, a) [root] r = Sqrt (s) [last] Y = Relu (r)
     }""")
     np.savez("x.npz", X=np.float32([300, 1, 2, 3]))
     result = run("convert", path, "--level", "O3", "--inputs", "x.npz", "-v")

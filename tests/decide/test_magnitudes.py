@@ -22,6 +22,8 @@ LARGE = {
         y = MatMul (s, w) }""", 2e6),
     "squared": (f"{ROWS} {{ q = Mul (x, x) y = MatMul (q, tiny) }}", 2000),
     "cubed": (f"{ROWS} {{ q = Pow (x, three) h = Div (q, two) y = MatMul (h, tiny) }}", 300),
+    "squared after Casts": (f"""{ROWS} {{ h = Cast <to = 10> (x) k = Relu (h) f = Cast <to = 1> (k)
+        g = Cast <to = 1> (k) q = Mul (f, g) y = MatMul (q, tiny) }}""", 2000),
     "magnitude": (f"""{ROWS} {{ i = Neg (x) q = Mul (x, x) r = Pow (i, two) p = Add (q, r) m = MatMul (p, positive)
         y = Log (m) }}""", 3000),
     "scaled by its mean": (f"""{ROWS} {{ p = Abs (x) k = ReduceMean <axes = [1]> (p) m = Add (k, one) s = Div (x, m)
@@ -127,6 +129,8 @@ FREE = {
     "colors": f"{ROWS} {{ s = Div (x, hundred) y = MatMul (s, w) }}",
     "an ordinary bias": f"{ROWS} {{ h = Gemm (x, w, small) y = Relu (h) }}",
     "a square inside a network": f"{ROWS} {{ h = MatMul (x, w) t = Tanh (h) q = Mul (t, t) y = MatMul (q, w) }}",
+    "a softsign": f"{ROWS} {{ p = Abs (x) k = Add (p, one) s = Div (x, k) y = MatMul (s, w) }}",
+    "a root that divides": f"{ROWS} {{ k = Max (x, least) r = Sqrt (k) s = Div (x, r) y = MatMul (s, w) }}",
     "squares beside a product": f"""{ROWS} {{ h = MatMul (x, w) t = Tanh (h) k = MatMul (t, w) q = Mul (t, t)
         s = ReduceSum (q, axis) r = Sqrt (s) y = Add (k, r) }}""",
 }

@@ -39,13 +39,14 @@ def converted(model: ModelProto, *arguments: str, code: int = 0) -> dict[str, An
 
 
 FLAG = f"""(float[N,64] X, bool c) => (float[N,64] Y) <float k = {{3000}}> {{
-    a = MatMul (X, w) f = If (c) <{EASY}, {HARD}> Y = MatMul (f, w)
+    m = MatMul (X, w) a = Tanh (m) f = If (c) <{EASY}, {HARD}> Y = MatMul (f, w)
 }}"""
 SIZE = f"""(float[N,64] X) => (float[N,64] Y) <float k = {{3000}}, int64[1] most = {{5000}}> {{
-    a = MatMul (X, w) s = Shape <end = 1> (X) c = Less (s, most) f = If (c) <{EASY}, {HARD}> Y = MatMul (f, w)
+    m = MatMul (X, w) a = Tanh (m) s = Shape <end = 1> (X) c = Less (s, most)
+    f = If (c) <{EASY}, {HARD}> Y = MatMul (f, w)
 }}"""
 NESTED = f"""(float[N,64] X, bool c, bool d) => (float[N,64] Y) <float k = {{3000}}> {{
-    a = MatMul (X, w)
+    m = MatMul (X, w) a = Tanh (m)
     f = If (c) <{EASY}, else_branch: graph = outer () => (float[N,64] o) {{
         o = If (d) <then_branch: graph = easy2 () => (float[N,64] e2) {{ e2 = Neg (a) }}, {HARD}>
     }}>
@@ -241,7 +242,7 @@ def test_a_size_that_the_model_refuses_gives_way_to_a_smaller_one() -> None:
 def test_each_part_of_an_output_is_validated(join: str) -> None:
     """What is lost of a small part does not show in the norm of the whole."""
     text = f"""(float[4,64] X) => (float[A,B] Y) <float k = {{1000}}> {{
-        x = MatMul (X, w) p = Mul (x, k) b = Add (x, k) c = Relu (b) q = Sub (c, k) {join}
+        h = MatMul (X, w) x = MatMul (h, w) p = Mul (x, k) b = Add (x, k) c = Relu (b) q = Sub (c, k) {join}
     }}"""
     found = converted(model_of(text))
     failure = found["validation"]["cure"]["failure"]

@@ -95,7 +95,7 @@ def test_the_proposed_white_list_is_faster_and_does_not_warn() -> None:
 
 def test_a_model_without_weights_is_converted_without_validation() -> None:
     """Where nothing ran, weights stand for files, and there may be none."""
-    model = parse("(float[4] X) => (float[4] Y) { s = Mul (X, X) Y = Relu (s) }")
+    model = parse("(float[4] X) => (float[4] Y) { s = Sigmoid (X) Y = Relu (s) }")
     found = converted(model, "--no-validate", "--level", "O3")
     assert found["better"][-1][0] == "--level auto"
 

@@ -27,7 +27,7 @@ def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def lossy(tail: str) -> ModelProto:
     """A network that loses the digits of ``q``, whose numbers are about 1, beside numbers in the thousands."""
     text = f"""(float[4,64] X) => (float[A,B] Y) <float k = {{4000}}, int64[2] flat = {{1, -1}}> {{
-        x = MatMul (X, w) p = Mul (x, k) b = Add (x, k) c = Relu (b) q = Sub (c, k) {tail}
+        h = MatMul (X, w) x = MatMul (h, w) p = Mul (x, k) b = Add (x, k) c = Relu (b) q = Sub (c, k) {tail}
     }}"""
     return add_weights(parse(text, 18, ir=10), {"w": (64, 64), "gate": GATE, "order": ORDER, "gates": GATE.T})
 

@@ -39,7 +39,7 @@ def cancellations(graph: Graph, low: Format) -> Iterator[Hazard]:
         if raw.is_read_by(node):
             if (
                 centered.is_centered_by(node)
-                or raw.is_quotient(node)
+                or raw.is_comparison(node)
                 or scales.is_far(node)
             ):
                 yield from centered.path(node)
@@ -102,15 +102,25 @@ class _Centered:
 
     def path(self, node: Node) -> Iterator[Hazard]:
         """Yield the node, and the nodes from the inputs of the model to it."""
-        why = "subtracts from an input of the model numbers as large as it"
+        why = self._act(node)
         # Random samples lack it. Of a normalization alone, which is a layer as well, level "auto" trusts them.
         is_rare = node.key not in op_facts().centering
         yield Hazard(node.index, KIND, why, rare=is_rare)
         yield from self.back(node, rare=is_rare)
 
+    def _act(self, node: Node) -> str:
+        """Return what a node does to an input of the model, as a verb phrase."""
+        if self.raw.is_comparison(node):
+            return "divides an input of the model by numbers as large as it"
+        if node.key in op_facts().logarithms:
+            return "takes the logarithm of a quotient of inputs, which may be near 1"
+        if node.key in ("Mul", "Div"):
+            return "scales what is left of an input of the model after a subtraction"
+        return "subtracts from an input of the model numbers as large as it"
+
     def back(self, node: Node, *, rare: bool = False) -> Iterator[Hazard]:
-        """Yield the nodes from the inputs of the model to what a node subtracts from."""
-        why = f"rounds an input of the model before {node.label!r} subtracts from it"
+        """Yield the nodes from the inputs of the model to the raw values that a node reads."""
+        why = f"rounds an input of the model, whose last digits {node.label!r} needs"
         for maker in raw_makers(self.graph, self.raw, node, self.seen):
             yield Hazard(maker.index, KIND, why, rare)
 

@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from onnxamp._decide.kinds import Claim, Effect, Fault, Hazard, HazardKind, in_range
+from onnxamp._decide.patterns import GROWING, patterns_of
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.exact_walks import readers_through_exact
@@ -95,12 +96,19 @@ def _is_power(graph: Graph, raw: RawInputs, node: Node) -> bool:
     if node.input(0) not in raw.channels:
         return False
     if node.key == "Mul":
-        one, other = (graph.passed_on(value) for value in node.inputs)
+        one, other = (_uncast(graph, value) for value in node.inputs)
         return one == other
     if node.key == "Pow":
         exponent = graph.constants.uniform(node.input(1))
         return exponent is not None and exponent >= 2
     return node.key == "ReduceSumSquare"
+
+
+def _uncast(graph: Graph, value: int) -> int:
+    """Return the value that is passed on as this one, in any type."""
+    while (maker := graph.producer(graph.passed_on(value), "Cast")) is not None:
+        value = maker.inputs[0]
+    return graph.passed_on(value)
 
 
 def _after(graph: Graph, power: Node, claims: tuple[Claim, ...]) -> Iterator[Hazard]:
@@ -163,6 +171,14 @@ class _Magnitudes(HazardKind):
 
     def find(self, graph: Graph, low: Format, /) -> Iterator[Hazard]:
         return input_magnitudes(graph, low)
+
+    def find_in_low(self, graph: Graph, low: Format, /) -> Iterator[Hazard]:
+        """Return the hazards but those of squares in decomposed patterns, which audits report by themselves."""
+        known = set[int]()
+        for kind in GROWING:
+            for match in patterns_of(graph, kind):
+                known.update(match.nodes)
+        return (one for one in self.find(graph, low) if one.node not in known)
 
 
 KIND: Final = _Magnitudes()
