@@ -22,7 +22,7 @@ from onnxamp._facts.dtypes import (
 )
 from onnxamp._facts.ops import is_exact, op_facts
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.mask_paths import mask_path
+from onnxamp._graph.masks.paths import mask_path
 from onnxamp._graph.raised import RaisedGraph
 from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import ABSENT, Node

@@ -29,11 +29,11 @@ from onnxamp._decide.variables import find_variables
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._facts.targets import target_of
-from onnxamp._graph.added_masks import AddedMasks, may_be_bounded
 from onnxamp._graph.freedom import Freedom, Typed, deciding_form, freedom
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.made_masks import bounded_masks
-from onnxamp._graph.mask_paths import sentinel_paths
+from onnxamp._graph.masks.added import AddedMasks, may_be_bounded
+from onnxamp._graph.masks.made import bounded_masks
+from onnxamp._graph.masks.paths import sentinel_paths
 from onnxamp._model.protos import opset_imports
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
@@ -48,7 +48,7 @@ class Problem(NamedTuple):
         hazards: the places where low precision is known to break or lose values.
         overrides: the user's overrides for single nodes.
         listed: the nodes that lists refer to.
-        sentinels: nodes of mask paths, see :func:`onnxamp._graph.mask_paths.sentinel_paths`.
+        sentinels: nodes of mask paths, see :func:`onnxamp._graph.masks.paths.sentinel_paths`.
         folded: normalizations that ONNX Runtime folds into the node before them, and sums over the parts of a product.
         unfit: constants, and what is moved from them, with numbers that low precision cannot hold.
         constant_fed: exact ops on constants alone. At O3, a look-up in a constant counts only if the constant is unfit.

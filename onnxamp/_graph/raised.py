@@ -11,7 +11,7 @@ import numpy as np
 from onnxamp._facts.dtypes import FLOAT, Format
 from onnxamp._graph.constants import Constants
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.mask_paths import saturated
+from onnxamp._graph.masks.paths import saturated
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.types import Types
 from onnxamp._graph.view import Node

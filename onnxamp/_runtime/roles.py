@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 from onnx import TensorProto, numpy_helper
 
 from onnxamp._facts.ops import Lookup, attribute, op_facts
-from onnxamp._graph.added_masks import added_masks
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.masks.added import added_masks
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import ABSENT, Node, View, body_sources, body_targets
 from onnxamp._runtime.sizes import GRID

@@ -8,11 +8,11 @@ from typing import Final
 from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind, computing
 from onnxamp._facts.dtypes import LOW_TENSORS, Format
 from onnxamp._facts.ops import op_facts
-from onnxamp._graph.added_masks import may_be_bounded
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import is_out_of_range, known_numbers, stats_of
-from onnxamp._graph.made_masks import bounded_masks
-from onnxamp._graph.mask_paths import (
+from onnxamp._graph.masks.added import may_be_bounded
+from onnxamp._graph.masks.made import bounded_masks
+from onnxamp._graph.masks.paths import (
     holds_sentinel,
     mask_arithmetic,
     mask_path,

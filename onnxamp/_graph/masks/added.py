@@ -15,7 +15,7 @@ from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS, FLOAT
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import is_known, stats_of
-from onnxamp._graph.rows import row_axis, softmaxes
+from onnxamp._graph.masks.rows import row_axis, softmaxes
 from onnxamp._graph.view import Node, Origin, passed_values
 
 _LARGE: Final = 1000.0

@@ -1,0 +1,1 @@
+"""Masks of attention: where they come from, and the scores that they reach."""
