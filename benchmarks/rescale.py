@@ -3,7 +3,7 @@
 python benchmarks/rescale.py [--real] [--on PLACE ...] [--cell S] [--limit S] [--jobs N] [--out FILE] [--check]
                              [MODEL ...]
 
-"plain" is O3 as it is, "islands" is O3 with float32 wherever a value is out of range on the samples, "folded" is the
+"plain" is O3 without hazards, "islands" is O3 with float32 wherever a value is out of range on the samples, "folded" is the
 same with norms folded, and "rescaled" is O3 with exponents from the same samples. "small" is the same model with values
 that fit anyway. --on says where they run: "emulated" on the CPU, and on a device that computes everything in float16
 and whose overflow is NaN (float16_device.py); "cuda" and "webgpu", each converted for it, with the time. --real takes

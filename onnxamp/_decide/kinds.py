@@ -94,10 +94,12 @@ class KnownNodes(NamedTuple):
     Attributes:
         scaled: nodes whose values a loss scale keeps in range.
         fitting: nodes whose sums were measured and fit float16.
+        ranged: nodes whose results were measured on samples that the user gives.
     """
 
     scaled: AbstractSet[int]
     fitting: AbstractSet[int]
+    ranged: AbstractSet[int]
 
 
 class HazardKind:

@@ -156,7 +156,13 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
 
 def _hazards(graph: Graph, options: Options, overrides: Overrides) -> list[Hazard]:
     """Return the hazards of the graph on the target, but for nodes of which more is known."""
-    known = KnownNodes(overrides.scaled, fitting_sums(graph, options))
+    chosen = options.rescaling
+    is_measured = chosen is not None and not chosen.made_up
+    known = KnownNodes(
+        scaled=overrides.scaled,
+        fitting=fitting_sums(graph, options),
+        ranged=frozenset(range(len(graph.nodes)) if is_measured else ()),
+    )
     spared = {kind: kind.spared(known) for kind in kinds()}
     found = (
         *graph.ask(find_hazards, options.low),

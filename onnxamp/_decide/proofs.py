@@ -31,12 +31,16 @@ def undisproved(
         return found
     ranges = options.input_ranges
     bounds = graph.ask(find_bounds, options.low, ranges, True, options.target)
-    return [
-        hazard
-        for hazard in found
-        if not hazard.unless
-        or not all(_holds(bounds, claim) for claim in hazard.unless)
-    ]
+    left = list[Hazard]()
+    known = dict[int, bool]()
+    """Whether all claims of a hazard hold, by their identity: hazards of one cause share them."""
+    for hazard in found:
+        unless = hazard.unless
+        if unless and id(unless) not in known:
+            known[id(unless)] = all(_holds(bounds, claim) for claim in unless)
+        if not (unless and known[id(unless)]):
+            left.append(hazard)
+    return left
 
 
 def _holds(bounds: Bounds, claim: Claim) -> bool:

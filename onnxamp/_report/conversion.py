@@ -326,8 +326,8 @@ def _grade(validation: DiffReport) -> str:
     # Random inputs are numbers of a few units. Yours may be prices in cents, which no stress within that range shows.
     is_random = validation.inputs.startswith("random")
     is_stated = proof is not None and proof.assumed
-    where = " in the range of the random ones" if is_random and not is_stated else ""
-    return f", also on inputs made to be hard{where}"
+    kind = "random inputs" if is_random and not is_stated else "inputs"
+    return f", also on {kind} made to be hard"
 
 
 def _weakness(validation: DiffReport) -> str:

@@ -39,13 +39,16 @@ def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
             is_own = is_own and use.is_lost and not _only_guards(graph, use, walks)
             found.append((number, is_own, hazard))
     claims = _group_claims(uses, walks, low)
+    # What is added is lost, whatever it guards.
+    of_own = {
+        group: tuple([claim._replace(instead=()) for claim in unless])
+        for group, unless in claims.items()
+    }
     for number, is_own, hazard in found:
         if not uses[number].may_guard:
             yield hazard
             continue
-        unless = claims[walks.group(number)]
-        if is_own:  # what is added is lost, whatever it guards
-            unless = tuple(claim._replace(instead=()) for claim in unless)
+        unless = (of_own if is_own else claims)[walks.group(number)]
         yield replace(hazard, unless=unless)
 
 

@@ -6,11 +6,21 @@ lose all digits below 0.001. Neither happens in bfloat16, which has the range of
 """
 
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 import numpy as np
 
-from onnxamp._decide.kinds import Claim, Effect, Fault, Hazard, HazardKind, in_range
+from onnxamp._decide.kinds import (
+    ByExponents,
+    Claim,
+    Effect,
+    Fault,
+    Hazard,
+    HazardKind,
+    KnownNodes,
+    in_range,
+)
 from onnxamp._decide.patterns import GROWING, patterns_of
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import op_facts
@@ -167,10 +177,15 @@ class _Magnitudes(HazardKind):
     value = "input magnitude"
     title = "an input that may be large is scaled down or squared"
     looks_at = ("linear", "multiplies")
+    exponents = ByExponents.CURE
     fault = Fault(Effect.LEAVES_RANGE, "{detail}, in LOW", ": it ends at {end:.6g}")
 
     def find(self, graph: Graph, low: Format, /) -> Iterator[Hazard]:
         return input_magnitudes(graph, low)
+
+    def spared(self, known: KnownNodes, /) -> AbstractSet[int]:
+        """Return the nodes whose magnitudes were measured, which ``--rescale`` brings into range."""
+        return known.ranged
 
     def find_in_low(self, graph: Graph, low: Format, /) -> Iterator[Hazard]:
         """Return the hazards but those of squares in decomposed patterns, which audits report by themselves."""

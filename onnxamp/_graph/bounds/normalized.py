@@ -18,11 +18,14 @@ from onnxamp._graph.shapes import Shape
 
 
 def count(shape: Shape | None, axes: Sequence[int]) -> float:
-    """Return the number of elements along some axes; infinite if any size is unknown."""
+    """Return the number of elements along some axes; infinite if any size is unknown, or there is no such axis."""
     if shape is None:
         return inf
     result = 1.0
+    rank = len(shape)
     for axis in axes:
+        if not -rank <= axis < rank:
+            return inf
         size = shape[axis]
         if size is None:
             return inf
