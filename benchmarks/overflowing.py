@@ -199,13 +199,15 @@ def vae_decoder(reach: float, size: Size = SMALL) -> tuple[ModelProto, Feeds]:
 def mel_front_end(reach: float, size: Size = SMALL) -> tuple[ModelProto, Feeds]:
     """Log-mel features of a waveform: a Fourier transform by convolution, power, mel bands, and the logarithm.
 
-    ``reach`` is the power; samples of 16 bits come to 1e12 and more.
+    ``reach`` is the power; samples of 16 bits come to 1e12 and more. An amplifier that is not quite linear comes first:
+    squares of what is an input of the model stay in float32, so that nothing would overflow.
     """
     graph = Graph(seed=4)
+    amplified = graph.op("LeakyRelu", "wave", alpha=0.99)
     time, bins = np.arange(WINDOW), np.arange(WINDOW // 2 + 1)[:, None]
     window = np.hanning(WINDOW) * sqrt(reach) * 4 / WINDOW
     angles = 2 * np.pi * bins * time / WINDOW
-    parts = [graph.op("Conv", "wave", graph.constant((wave(angles) * window)[:, None]), kernel_shape=[WINDOW],
+    parts = [graph.op("Conv", amplified, graph.constant((wave(angles) * window)[:, None]), kernel_shape=[WINDOW],
                       strides=[size.hop]) for wave in (np.cos, np.sin)]  # fmt: skip
     power = graph.op("Add", *(graph.op("Mul", part, part) for part in parts))
     centers = np.linspace(0, WINDOW // 2, size.bands + 2)

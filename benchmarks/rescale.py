@@ -3,7 +3,7 @@
 python benchmarks/rescale.py [--real] [--on PLACE ...] [--cell S] [--limit S] [--jobs N] [--out FILE] [--check]
                              [MODEL ...]
 
-"plain" is O3 without hazards, "islands" is O3 with float32 wherever a value is out of range on the samples, "folded" is the
+"plain" is O3 as it is, "islands" is O3 with float32 wherever a value is out of range on the samples, "folded" is the
 same with norms folded, and "rescaled" is O3 with exponents from the same samples. "small" is the same model with values
 that fit anyway. --on says where they run: "emulated" on the CPU, and on a device that computes everything in float16
 and whose overflow is NaN (float16_device.py); "cuda" and "webgpu", each converted for it, with the time. --real takes
@@ -150,10 +150,11 @@ def broken(facts: Facts) -> list[str]:
     found = [f"{name}: {cell!r} was not measured: {why}." for cell, why in facts.get("missing", {}).items()]
     casts, most = of("rescaled", "casts"), of("islands", "casts")
     error, small = of("rescaled", "error"), of("small", "error")
+    # Exponents leave room for inputs that are made to be hard, which costs the small numbers digits.
     checks = {
         "float32 islands are left": of("rescaled", "float32") in ([], lacking),
-        "the error is more than twice that of values that fit": lacking in (error, small) or (
-            None not in (error, small) and error <= 2 * small),
+        "the error is more than three times that of values that fit": lacking in (error, small) or (
+            None not in (error, small) and error <= 3 * small),
         "there are as many Casts as with islands": lacking in (casts, most) or casts < most,
         "float32 results differ": of("bits") is not False or "mel" in name,  # they may by a rounding behind a Log
         "NaN on a device that computes all in float16": of("rescaled", "device") is not None,

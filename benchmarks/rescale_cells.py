@@ -146,7 +146,7 @@ def _options(folder: Path, way: str) -> dict[str, Any]:
         sizes = json.loads((folder / "ranges.json").read_text())
         over = (Unfit(value, size, "out of range on the samples") for value, size in sizes.items() if size > MOST)
         return {"rescaling": Rescaling(unfit=tuple(over)), "fold": way == "folded"}
-    return {"hazards": False}
+    return {}
 
 
 def bits(folder: Path) -> dict[str, Any]:
