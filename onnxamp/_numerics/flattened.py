@@ -16,7 +16,7 @@ from onnxamp._facts.dtypes import FLOAT
 from onnxamp._facts.ops import attribute
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph, graph_of
-from onnxamp._graph.view import ABSENT, Node, Scope
+from onnxamp._graph.view import ABSENT, Node, Scope, inline_functions
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._runtime.branches import rename_reads
@@ -55,6 +55,16 @@ class _FlatError(Exception):
     """The control flow cannot be flattened, or becomes too much."""
 
 
+def without_functions(model: Model) -> Model:
+    """Return the model with the bodies of functions in place of their calls, as results have them.
+
+    A function that cannot be inlined stays.
+    """
+    if not model.proto.functions:
+        return model
+    return Model(inline_functions(model.proto, partly=True), model.folder)
+
+
 def flattened(
     model: Model, feeds: Feeds, like: Flattened | None = None
 ) -> Flattened | None:
@@ -76,11 +86,10 @@ def flattened(
             owners = [node for node in graph.at(graph.scopes[0].nodes) if node.bodies]
             if not owners:
                 return Flattened(made, origins, tuple(every))
-            levels = () if like is None else like.runs[level : level + 1]
             runs = (
                 _runs_of(made, owners, feeds)
                 if like is None
-                else _given(owners, levels)
+                else _given(owners, like.runs[level : level + 1])
             )
             every.append(tuple(_named(node, runs[node.index]) for node in owners))
             made = Model(_Flattening(graph, origins).flat(runs), model.folder)

@@ -10,7 +10,6 @@ from dataclasses import replace
 from onnxamp._base.errors import OnnxAmpError
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import graph_of
-from onnxamp._graph.view import inline_functions
 from onnxamp._model.model import Model
 from onnxamp._numerics.close_calls import (
     Chooser,
@@ -18,7 +17,7 @@ from onnxamp._numerics.close_calls import (
     choosers,
     close_calls,
 )
-from onnxamp._numerics.flattened import flattened
+from onnxamp._numerics.flattened import flattened, without_functions
 from onnxamp._runtime.engines import Session
 from onnxamp._runtime.values import Feeds
 
@@ -34,7 +33,7 @@ def inner_choices(
         known: nodes whose choices are counted elsewhere, as those of a branch that the sample is known to take.
     """
     one, other = models
-    reference = _without_functions(one.model)
+    reference = without_functions(one.model)
     labels = _labels(reference)
     for chooser in known:
         labels.pop(chooser.node.output[0], None)
@@ -43,7 +42,7 @@ def inner_choices(
     flat = flattened(reference, feeds)
     if flat is None:
         return
-    twin = flattened(_without_functions(other.model), feeds, flat)
+    twin = flattened(without_functions(other.model), feeds, flat)
     if twin is None:
         return
     flats = (_opened(one, flat.model), _opened(other, twin.model))
@@ -62,12 +61,6 @@ def inner_choices(
         before = total.get(label)
         total[label] = replace(calls, node=label) if before is None else before + calls
     yield from total.values()
-
-
-def _without_functions(model: Model) -> Model:
-    if not model.proto.functions:
-        return model
-    return Model(inline_functions(model.proto), model.folder)
 
 
 def _labels(model: Model) -> dict[str, str]:

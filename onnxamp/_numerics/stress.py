@@ -21,13 +21,16 @@ from onnxamp._facts.providers import ANY
 from onnxamp._gradients.writer import MIN_OPSET
 from onnxamp._graph.bounds.bounds import Bounds, find_bounds
 from onnxamp._graph.graph import graph_of
-from onnxamp._graph.view import inline_functions
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._model.weights import stored_exponents
 from onnxamp._numerics.climb import Climb, Seen, Watched
 from onnxamp._numerics.effort import Effort, counted_work
-from onnxamp._numerics.flattened import flattened, with_joined
+from onnxamp._numerics.flattened import (
+    flattened,
+    with_joined,
+    without_functions,
+)
 from onnxamp._numerics.larger import in_short
 from onnxamp._numerics.rooms import rooms_of
 from onnxamp._numerics.stressed import Headroom, Proof, Stressed
@@ -97,7 +100,7 @@ class Stress(NamedTuple):
         if is_done or not self.steps or not movable or is_large:
             return Stressed(proof, rooms=rooms)
         try:
-            original = _inlined(reference)
+            original = without_functions(reference)
             names = _names_of(bounds, original)
             model = _differentiable(original, given[0])
             exponents = _exponents_between(reference, result)
@@ -241,14 +244,6 @@ def _proof(
         assumed=tuple(assumed),
         sampled=tuple(name for name in assumed if name not in stated),
     )
-
-
-def _inlined(reference: Model) -> Model:
-    """Return a model without functions, whose values then have the names that those of a result have."""
-    if not reference.proto.functions:
-        return reference
-    made = inline_functions(reference.proto, partly=True)
-    return Model(made, reference.folder)
 
 
 def _exponents_between(reference: Model, result: Model) -> dict[str, int]:

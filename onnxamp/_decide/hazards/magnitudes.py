@@ -190,9 +190,8 @@ class _Magnitudes(HazardKind):
     def find_in_low(self, graph: Graph, low: Format, /) -> Iterator[Hazard]:
         """Return the hazards but those of squares in decomposed patterns, which audits report by themselves."""
         known = set[int]()
-        for kind in GROWING:
-            for match in patterns_of(graph, kind):
-                known.update(match.nodes)
+        for match in patterns_of(graph, *GROWING):
+            known |= match.nodes
         return (one for one in self.find(graph, low) if one.node not in known)
 
 
