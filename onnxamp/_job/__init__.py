@@ -83,7 +83,7 @@ def validation_metric(metric: "MetricLike") -> DiffMetric:
 
 
 def say_nothing(warnings: Iterable[str]) -> None:
-    """Receive the warnings of a request whose user is told them in another way."""
+    """Ignore warnings that the user reads elsewhere, such as in a report."""
     del warnings
 
 

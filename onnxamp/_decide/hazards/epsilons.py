@@ -39,7 +39,7 @@ def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
             is_own = is_own and use.is_lost and not _only_guards(graph, use, walks)
             found.append((number, is_own, hazard))
     claims = _group_claims(uses, walks, low)
-    # What is added is lost, whatever it guards.
+    # An epsilon that becomes zero is lost to its own node, even if the values that it guards are large.
     of_own = {
         group: tuple([claim._replace(instead=()) for claim in unless])
         for group, unless in claims.items()
@@ -122,7 +122,7 @@ class _Use(NamedTuple):
 
     @property
     def is_lost(self) -> bool:
-        """Whether low precision loses the constant, which is no mere threshold."""
+        """Whether low precision loses the constant and the node does more with it than compare."""
         return self.is_zero and self.node.key not in op_facts().thresholds
 
     @property
