@@ -49,23 +49,26 @@ def grid_of(
     """Return a table whose columns have these widths: prose is folded, and names lose their middle."""
     grid = Grid(
         box=None,
-        padding=(0, GAP, 0, 0),
-        pad_edge=False,
+        # On the left, because versions of rich differ in whether they count what is right of the last column.
+        padding=(0, 0, 0, GAP),
         show_header=has_titles and any(part.columns),
         header_style="dim",
     )
-    grid.add_column(no_wrap=True)
+    has_marks = any(row.status for row in part.rows)
+    if has_marks:
+        grid.add_column(no_wrap=True)
     for at, width in widths.items():
         justify: JustifyMethod = "right" if at in part.right else "left"
         title = columns[at][0]
         grid.add_column(title, justify=justify, overflow="fold", width=width)
     for number, row in enumerate(rows, 1):
-        mark = Text.assemble(" " * GAP, MARKS[row.status]) if row.status else ""
         cells = list[Text]()
+        if has_marks:
+            cells.append(Text.assemble(MARKS[row.status]) if row.status else Text())
         for at, width in widths.items():
             text = columns[at][number]
             cells.append(text if at in part.prose else cut(text, width))
-        grid.add_row(mark, *cells, style="bold" if row.is_strong else "")
+        grid.add_row(*cells, style="bold" if row.is_strong else "")
     return grid
 
 
