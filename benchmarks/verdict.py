@@ -94,9 +94,11 @@ def converted(path: Path, steps: int, out: Path) -> tuple[Facts, float]:
     return found["validation"], after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def on_random_inputs(path: Path, value: str) -> float:
-    """Return the largest magnitude of a value on random inputs."""
+def on_random_inputs(path: Path, value: str) -> float | None:
+    """Return the largest magnitude of a value on random inputs, or ``None`` for values of bodies and functions."""
     model = onnx.load(path)
+    if not any(value in node.output for node in model.graph.node):
+        return None
     model.graph.output.append(onnx.ValueInfoProto(name=value))
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     largest = 0.0
