@@ -36,6 +36,7 @@ def summary(rows: Sequence[Facts]) -> Facts:
         "false alarms of stress": _mean(of_stress(row["false alarms"]) for row in others),
         "false alarms of validation": _mean(of_validation(row["false alarms"]) for row in others),
         "false alarms of hazards": _mean(of_hazards(row["false alarms"]) for row in others),
+        "false alarms of hazards, by traffic": _by_traffic([row["false alarms"] for row in others]),
     }
 
 
@@ -47,6 +48,12 @@ def is_planted(row: Facts) -> bool:
 def _mean(numbers: Iterable[float]) -> float:
     every = list(numbers)
     return sum(every) / max(len(every), 1)
+
+
+def _by_traffic(every: Sequence[Facts]) -> float:
+    """Return the share of the traffic of all models that hazards keep in float32, and no sample needs."""
+    kept = sum(of_hazards(alarms) * alarms["traffic"] for alarms in every)
+    return kept / max(sum(alarms["traffic"] for alarms in every), 1)
 
 
 def of_headroom(row: Facts) -> tuple[int, int, int, int]:
@@ -147,8 +154,9 @@ def _alarms(facts: Facts, rows: Sequence[Facts]) -> list[str]:
         " row run in float16, and all others as in the result, on as many samples as a budget of processor time allows."
         f" On the mean of all models, {_share(facts['false alarms of stress'])} of the traffic stays in float32 for"
         f" stress although no sample needs it, {_share(facts['false alarms of validation'])} for validation as a whole,"
-        f" and {_share(facts['false alarms of hazards'])} for hazards. Models without a row keep nothing for these"
-        " reasons."
+        f" and {_share(facts['false alarms of hazards'])} for hazards, or"
+        f" {_share(facts['false alarms of hazards, by traffic'])} of the traffic of all models together. Models without"
+        " a row keep nothing for these reasons."
     )
     titles = "model", "kept for", "nodes", "traffic", "samples need it", "samples"
     cells = list[Sequence[str]]()
