@@ -36,7 +36,7 @@ from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.requested import requested_samples
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.session import choose_provider
-from onnxamp._tuning.cure import Recipe, Trial, cure_conversion, other_ways
+from onnxamp._tuning.cure import Recipe, cure_conversion, other_ways
 
 _LIMITS: Final = {
     "tolerance": "rel_l2",
@@ -155,19 +155,13 @@ def _cure(
     )
     assert result.path is not None
     output = result.path.with_name(f"{result.path.stem}_cured.onnx")
-    trial = Trial(
-        run=comparison.run,
-        limits=comparison.limits,
-        metric=given.metric,
-        seconds=given.cure_time,
-    )
     command = (str(original.path), str(output))
     return cure_conversion(
         original,
         command,
         recipe,
-        trial,
+        comparison,
         tried=False,
-        comparison=comparison,
+        seconds=given.cure_time,
         advice=advice,
     )
