@@ -44,7 +44,7 @@ _FACTORS: Final = (1.0, 1 / 4, 4.0)
 """The factor on the estimated cost of Casts; the cut also counts the weights that they save."""
 
 _NEAR: Final = 1e-3
-"""Share of float32's time by which one choice must be better than another one."""
+"""Choices whose times differ by less than this share of float32's time count as equally fast."""
 
 _FILLED: Final = 24
 """The largest number of choices that fill gaps."""
