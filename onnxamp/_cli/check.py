@@ -33,7 +33,6 @@ from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.requested import requested_samples
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
-from onnxamp._tuning.cure import Trial
 from onnxamp._tuning.cure_check import check_whole, cure_run, cure_whole, find_fit
 
 
@@ -104,17 +103,14 @@ def _run(model: Model, samples: Samples, given: Given) -> RunCheck:
         )
         first = partial(check, state=state)
         run = first(model) if islands else check_whole(model, first)
-        trial = Trial(
-            run=Run(inputs=samples, provider=provider, report=progress),
-            seconds=given.cure_time,
-        )
+        job = Run(inputs=samples, provider=provider, report=progress)
         curable = run.first_bad is not None and not given.no_cure
         if curable and not islands:
-            run = replace(run, cure=cure_whole(model, check, trial))
+            run = replace(run, cure=cure_whole(model, check, job))
         elif curable:
-            run = replace(run, cure=cure_run(model, run, trial))
+            run = replace(run, cure=cure_run(model, run, job, given.cure_time))
         if not given.stop and run.skipped is None:
             progress("looking for exponents", 0, 0)
-            fit = find_fit(model, run, replace(trial.run.bare, state=state))
+            fit = find_fit(model, run, replace(job.bare, state=state))
             run = replace(run, fit=fit)
     return run

@@ -35,6 +35,7 @@ from onnxamp._options.options import Options
 from onnxamp._options.values import Level
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.run import Report, RunOptions, silent
+from onnxamp._runtime.sizes import Sizes
 
 if TYPE_CHECKING:
     from onnxamp._job.pipeline import Outcome
@@ -374,8 +375,6 @@ def check_dims(model: Model, given: Given) -> None:
         ArgumentError: the model has no such dimension.
     """
     if given.dims:
-        from onnxamp._runtime.sizes import Sizes  # noqa: PLC0415 - few commands are given sizes
-
         Sizes.of(model.proto.graph.input).resolve(given.dims)
 
 

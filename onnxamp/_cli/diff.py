@@ -4,7 +4,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Final
 
 import click
 
@@ -27,6 +26,7 @@ from onnxamp._numerics.comparison import Comparison
 from onnxamp._numerics.judging import apply_limits
 from onnxamp._numerics.limits import Limits, make_limits
 from onnxamp._numerics.results import Cure, DiffReport
+from onnxamp._options.command_line import option_rows
 from onnxamp._options.options import Options
 from onnxamp._report.comparison import diff_report
 from onnxamp._report.formats import diff_facts, diff_json, load_diff
@@ -36,29 +36,13 @@ from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.requested import requested_samples
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.session import choose_provider
-from onnxamp._tuning.cure import Recipe, Trial, cure_conversion, other_ways
-
-_LIMITS: Final = {
-    "tolerance": "rel_l2",
-    "atol": "max_abs",
-    "rtol": "max_rel",
-    "required": "required_tolerance",
-    "snr": "snr_db",
-    "cosine": "cosine",
-    "top1": "argmax_agreement",
-    "top5": "top5_agreement",
-    "kl": "kl_divergence",
-    "differing": "differing",
-    "detections": "detections",
-}
-"""Option -> the metric that it limits."""
+from onnxamp._tuning.cure import Recipe, cure_conversion, other_ways
 
 
 def run(given: Given) -> None:
     """Run ``onnxamp diff``."""
-    limits = make_limits(
-        {metric: getattr(given, name) for name, metric in _LIMITS.items()}
-    )
+    metrics = [row.name for row in option_rows() if row.type == "limit"]
+    limits = make_limits({metric: getattr(given, metric) for metric in metrics})
     limits = replace(limits, accept=given.accept)
     result = given.result
     models = () if result is None else (Model.of(given.reference), Model.of(result))
@@ -155,19 +139,13 @@ def _cure(
     )
     assert result.path is not None
     output = result.path.with_name(f"{result.path.stem}_cured.onnx")
-    trial = Trial(
-        run=comparison.run,
-        limits=comparison.limits,
-        metric=given.metric,
-        seconds=given.cure_time,
-    )
     command = (str(original.path), str(output))
     return cure_conversion(
         original,
         command,
         recipe,
-        trial,
+        comparison,
         tried=False,
-        comparison=comparison,
+        seconds=given.cure_time,
         advice=advice,
     )

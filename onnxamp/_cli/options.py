@@ -190,6 +190,7 @@ TYPES: Final[Mapping[str, tuple[Any, str | None]]] = {
     "size": (_bytes, "SIZE"),
     "dims": (str, "NAME=N"),
     "ranges": (str, "NAME=LOW:HIGH"),
+    "limit": (str, "[OUTPUT=]X"),
     "batches": (_batches, "N[,N...]"),
     "opset": (_checked("opset"), None),
     "target": (_checked("target"), "TARGET"),

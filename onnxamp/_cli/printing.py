@@ -10,6 +10,7 @@ from onnxamp._cli.door import note_report, printing
 from onnxamp._report.formats import as_markdown, document
 from onnxamp._report.parts import Report
 from onnxamp._report.terminal import fitted, is_screen, make_console, print_report
+from onnxamp._runtime.session import idle_gpu
 
 
 def print_warning(text: str) -> None:
@@ -59,7 +60,5 @@ def _note_idle_gpu(report: Report) -> None:
     on_cpu = report.ran and report.ran[0].startswith("CPU")
     if not on_cpu or not is_screen(make_console(stderr=True)):
         return
-    from onnxamp._runtime.session import idle_gpu  # noqa: PLC0415 - models ran, so it is imported
-
     if text := idle_gpu():
         click.echo(f"Note: {fitted(text, 'Note: ')}", err=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Unpack
 
 from onnxamp._base.errors import warn
-from onnxamp._base.executor import Crash, Failed, Memory, Work, run
+from onnxamp._base.executor import Crash, Failed, Memory, run
 from onnxamp._base.paths import as_path, is_remote, made_folder
 from onnxamp._base.place import Place
 from onnxamp._base.signals import cleaned_up
@@ -211,25 +211,18 @@ def run_folder(
         files=(*options.files, *map(as_path, options.libraries), *reads),
     )
     made_folder(target)
-    provider = options.run.provider
-    mixes = provider is not None and is_plugin(provider)
     with opened(target / NAME, renew=True, waits=False) as state:
         assert state is not None
         kept = state.part("folder", {})
         done, waiting = _known(jobs, remembered(kept), prints, retry=retry)
         if waiting:
             state.check_writable()
-        # Large models first, so that no worker starts one when the others are done.
-        waiting.sort(key=size_of, reverse=True)
-        work = partial(_jobs_of, options)
-        running = _work(work, waiting, place, len(done), told, once=mixes)
         used = 1
-        with closing(running) as results:
+        with closing(_work(options, waiting, place, len(done), told)) as results:
             for result, used in results:  # noqa: B007 - the last one is reported
                 row = result.row
                 _LOG.info("%s: %s %s", row.name, row.outcome, row.message)
-                made_with = prints.failure if row.has_failed else prints.result
-                entry = replace(result, made_with=made_with, searched_with=prints.cure)
+                entry = _with_prints(result, prints)
                 done[row.name] = entry
                 kept[row.name] = None if entry.may_pass else as_data(entry)
         _share(options, jobs, done, kept)
@@ -311,8 +304,14 @@ def _shipped(
             yield ship(package, own, done, source, target, part, others)
 
 
+def _with_prints(result: Entry, prints: "_Prints") -> Entry:
+    """Return an outcome with the hashes of what determines it."""
+    made_with = prints.failure if result.row.has_failed else prints.result
+    return replace(result, made_with=made_with, searched_with=prints.cure)
+
+
 def _jobs_of(options: FolderOptions, _: Memory) -> Callable[[ModelJob], Entry]:
-    """Return the function that handles each job of a folder."""
+    """Return the function that handles each job of a folder in a worker."""
     return partial(run_job, options)
 
 
@@ -373,20 +372,21 @@ def _fingerprints(options: FolderOptions) -> _Prints:
 
 
 def _work(
-    work: Work,
-    jobs: Sequence[ModelJob],
+    options: FolderOptions,
+    waiting: Iterable[ModelJob],
     place: Place,
     before: int,
     told: Told | None,
-    *,
-    once: bool,
 ) -> Generator[tuple[Entry, int]]:
-    """Yield the result of each job when it is done, and the number of workers. Files of dead workers are removed.
-
-    With ``once``, each worker does a single job: plugins keep compiled kernels between models and may mix them up.
-    """
+    """Yield the result of each job when it is done, and the number of workers. Files of dead workers are removed."""
+    # Large models first, so that no worker starts one when the others are done.
+    jobs = sorted(waiting, key=size_of, reverse=True)
     if not jobs:
         return
+    # Plugins keep compiled kernels between models and may mix them up, so each of their workers does a single job.
+    provider = options.run.provider
+    once = provider is not None and is_plugin(provider)
+    work = partial(_jobs_of, options)
     running: dict[int, str] = {}
     finished = before
     total = before + len(jobs)

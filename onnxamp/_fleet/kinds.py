@@ -136,7 +136,7 @@ def is_companion(name: str) -> bool:
 
 
 def stores_of(folder: Path) -> Iterator[Path]:
-    """Yield the folders in which a cache keeps the files of a folder that consists of links to them."""
+    """Yield the folders of a cache that the links in a folder lead to."""
     if is_remote(folder):
         return
     path = folder.absolute().as_posix()

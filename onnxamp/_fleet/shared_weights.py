@@ -46,7 +46,7 @@ def share_weights(
         options: how results are written.
 
     Yields:
-        The models whose results were written anew, each with the bytes of its own weights that are left.
+        The models whose results were written anew, each with the bytes of weights that it shares with no earlier one.
 
     Raises:
         OutputError: a result cannot be written.

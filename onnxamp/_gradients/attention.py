@@ -15,7 +15,7 @@ from onnxamp._gradients.writer import Call, Grads, Rule, Tensor, sum_to
 _NOWHERE: Final = 1 << 62
 """The end of a slice that has none, and the position of a row of a cache that holds nothing."""
 _HIDDEN: Final = -1e30
-"""The score of what a query does not see."""
+"""The score of a key that the query does not see."""
 _PAST: Final = (3, 4)
 _LENGTHS: Final = 5
 _ANGLES: Final = 7
@@ -28,7 +28,7 @@ _OLD: Final = (6, 7)
 
 
 class _Attention(NamedTuple):
-    """The gradients of queries, keys, values and what is added to scores."""
+    """The gradients of queries, keys, values and the addends of scores."""
 
     query: Tensor
     key: Tensor
@@ -163,9 +163,9 @@ def _merged(x: Tensor) -> Tensor:
 
 
 class _Places(NamedTuple):
-    """The positions in the sequence of what a GroupQueryAttention reads and writes, each of [batch, length].
+    """The positions in the sequence that a GroupQueryAttention reads and writes, each of [batch, length].
 
-    ``new`` are those of its queries, and ``keys`` those of the old cache, if there is one, and of the new keys.
+    ``new`` are the positions of its queries; ``keys`` those of the old cache, if there is one, and of the new keys.
     """
 
     new: Tensor
@@ -285,7 +285,7 @@ def _parts(call: Call) -> Sequence[Tensor]:
 def _after_cache(
     call: Call, new: Sequence[Tensor], past: Sequence[int]
 ) -> list[Tensor]:
-    """Return keys and values behind those of the old cache, if there is one at these inputs."""
+    """Return keys and values, preceded by those of the old cache if there is one at these inputs."""
     joined = []
     for part, at in zip(new, past, strict=True):
         held = [call[at].op("Unsqueeze", [2])] if call.has(at) else []

@@ -31,7 +31,7 @@ from onnxamp._runtime.accumulate import Accumulator
 from onnxamp._runtime.flow import DataflowGraph
 
 SUMMED: Final = "\n"
-"""Stands for what an accumulator makes of a value."""
+"""In place of a reader's name, the cost of summing the value up as the target does."""
 
 _STEP: Final = 2.0**-8
 """The relative change of the inputs of a node without a rule."""
@@ -43,20 +43,20 @@ _ROWS: Final = 16
 """Rows from which on one move is enough."""
 
 _TURNS: Final = 2048
-"""Nodes at most that a loop is written as."""
+"""The largest number of nodes into which a loop is unrolled."""
 
 _SCATTER: Final = 12.9898
 """A factor for positions, with which the signs of their sines look random."""
 
 
 class Backward(NamedTuple):
-    """What enters and leaves the backward pass of a piece.
+    """The inputs and outputs of the backward pass of a piece.
 
     Attributes:
         seeds: value -> the input that takes its gradient from later pieces.
         gradients: value of an earlier piece -> the output that holds its gradient.
-        costs: value, and what of it -> the output that holds the cost: "" for that of rounding it, and else
-            :data:`SUMMED`, or the first output of a node that reads it.
+        costs: value, and kind of cost -> the output that holds the cost. The kind is "" for rounding the value,
+            :data:`SUMMED`, or the first output of a node for which the value is rounded.
         spread: labels of nodes without a rule.
         gains: the result of a quantizer -> the input that takes its gain.
     """
@@ -69,7 +69,7 @@ class Backward(NamedTuple):
 
 
 class WrittenPiece:
-    """The backward pass of a piece, being written. ``partial`` values hold sentinels, or what is no number."""
+    """The backward pass of a piece, being written. ``partial`` values hold sentinels or NaN."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class WrittenPiece:
         return tensor.name
 
     def _by_steps(self, rule: Rule) -> Rule:
-        """Return the rule of a quantizer with what it does to the errors that reach it."""
+        """Return the rule of a quantizer, with gradients multiplied by the gain that was measured for it."""
 
         def written(call: Call) -> Grads:
             if call.y.name not in self.quantizers:
@@ -290,7 +290,7 @@ def _run_again(call: Call, position: int, x: Tensor) -> list[str]:
 def moved_integers(
     nodes: Iterable[NodeProto], kinds: Mapping[str, str | None]
 ) -> set[str]:
-    """Return the integers that floats were quantized to, and what is computed from them, up to floats again.
+    """Return the integers that floats were quantized to, and the integers computed from them.
 
     Args:
         nodes: those of a graph, in order.
@@ -415,7 +415,7 @@ class _WrittenLoop:
         self.nodes = list[NodeProto]()
 
     def written(self, turns: int) -> list[NodeProto]:
-        """Return the nodes that compute what the loop computes in that many turns."""
+        """Return the loop unrolled: the nodes of that many turns."""
         self._move_weights()
         state = self.given[: self.states]
         rows: list[list[str]] = [[] for _ in self._outputs()[self.states :]]
@@ -457,12 +457,12 @@ class _WrittenLoop:
             self.nodes.append(make("Concat", parts, [target], axis=axis))
 
     def _outputs(self) -> list[str]:
-        """Return the names of what a turn makes, without its condition."""
+        """Return the names of the results of a turn, without its condition."""
         outputs = self.body.outputs if self.scanned else self.body.outputs[1:]
         return [self.graph.values[value].name for value in outputs]
 
     def _elements(self, turn: int, turns: int) -> list[str]:
-        """Write what a turn of a Scan reads of its sequences, and return the names."""
+        """Write the elements of sequences that a turn of a Scan reads, and return their names."""
         names = list[str]()
         axes = _numbers(self.node, "scan_input_axes", self.scanned)
         backwards = _numbers(self.node, "scan_input_directions", self.scanned)

@@ -1,9 +1,9 @@
-"""The passes of one sample: values of the forward pass, vectors of signs over its outputs, and what they cost.
+"""The passes of one sample: the values of the forward pass, vectors of signs over its outputs, and costs of rounding.
 
 A product with a large matrix goes back for all samples and vectors of signs at once. The gradient of the matrix is as
-large as the matrix, and is never formed. What a product makes of the matrix's rounding errors is the error of its
-result: column by column, its scalar product with the result's gradient is what the errors of one column of the matrix
-do. The many columns are independent of each other.
+large as the matrix, and is never formed. Instead, the rounding errors of the matrix are multiplied by the rows, which
+gives the error of the result. Column by column, the scalar product of that error with the result's gradient is the
+effect of the errors in one column of the matrix. The many columns are independent of each other.
 """
 
 from collections import Counter
@@ -100,20 +100,20 @@ class Seed(NamedTuple):
 
 
 class Passes:
-    """The passes of one sample; ``again`` counts what the backward pass reads.
+    """The passes of one sample; ``again`` counts how often the backward pass reads each value.
 
     Attributes:
         side: the forward pass, and the values that the backward pass needs.
-        lowering: what is rounded in a second one.
-        beside: that one; None if nothing is rounded to integers, or the model does not run so.
+        lowering: makes a second forward pass, in low precision.
+        beside: this second pass; None if the model has no quantizers, or does not run in low precision.
         groups: outputs whose errors are kept apart. The last group holds what decides selections and branches.
-        largest: the largest magnitudes of float values so far. Those of values that hold sentinels, which do not count,
-            or what is no number, are negative.
+        largest: the largest magnitudes of float values so far, without sentinels. They are negated for values that hold
+            sentinels or NaN.
         shapes: the shapes of these values.
         seeds: the vectors of signs.
         waiting: by vector of signs: the gradients of values so far.
-        gains: by result of a quantizer: the error that leaves it over that which reaches it.
-        costs: by value, and what of it: the costs by group so far.
+        gains: by result of a quantizer: the error of its result divided by the error of its input.
+        costs: by value and kind of cost (see ``Backward.costs``): the costs by group so far.
         spread: labels of nodes without a gradient rule so far.
         shown: as in the result.
     """
@@ -153,7 +153,7 @@ class Passes:
             self.beside = None
 
     def _see(self, names: Iterable[str]) -> None:
-        """Note what is known of values that have just been computed."""
+        """Note the largest magnitudes and the shapes of values that have just been computed."""
         side = self.side
         for name in names:
             if side.flow.types.get(name) == FLOAT and name in side.values:
@@ -175,14 +175,14 @@ class Passes:
             self.beside = None
 
     def add(self, key: tuple[str, str], seed: Seed, cost: float) -> None:
-        """Add to a cost of a value what a vector of signs shows."""
+        """Add to a cost of a value the share that a vector of signs shows."""
         name, what = key
         none = [0.0] * len(self.groups)
         row = self.costs.setdefault(name, {}).setdefault(what, none)
         row[seed.group] += cost / seed.probes
 
     def sensitivities(self) -> Sensitivities:
-        """Return what the passes show."""
+        """Return the measurements of the passes."""
         names = dict.fromkeys((*self.largest, *self.costs))
         return Sensitivities(
             {name: self._of(name) for name in names}, tuple(self.spread), self.shown
@@ -327,11 +327,11 @@ def stepped_back(
 
     Args:
         matrix: the matrix.
-        xs: what it is multiplied by.
-        dys: gradients of results.
+        xs: the arrays that it multiplies.
+        dys: the gradients of the products.
 
     Returns:
-        By how much rounding the matrix moves each result, and the gradients of what is multiplied, all as rows.
+        The change of each result when the matrix is rounded, and the gradients of ``xs``, all as rows.
     """
     model = parser.parse_model(_PRODUCT.format(elem=low.elem))
     session = make_session(model, provider, optimize=False, lean=True)

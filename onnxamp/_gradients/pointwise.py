@@ -304,7 +304,7 @@ def _kept(call: Call, y: Tensor) -> Tensor:
     return y.op("Unsqueeze", call[1])
 
 
-class _Names(dict[str, Any]):
+class _FormulaNames(dict[str, Any]):
     """The names that a formula may use; see ``_data/gradients.toml``."""
 
     def __init__(self, call: Call) -> None:
@@ -354,7 +354,7 @@ def _node(op_type: str, x: Tensor, *others: Any, **attributes: Any) -> Tensor:
 
 def _gradient(formula: str, call: Call) -> Tensor:
     """Write the gradient that a formula describes."""
-    gradient: Tensor = eval(formula, {}, _Names(call))  # noqa: S307 - the formula is our own
+    gradient: Tensor = eval(formula, {}, _FormulaNames(call))  # noqa: S307 - the formula is our own
     return gradient
 
 

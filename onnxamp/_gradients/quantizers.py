@@ -1,8 +1,8 @@
-"""Quantizers, and what they make of the errors that reach them, from a forward pass in low precision.
+"""The gains of quantizers on the errors that reach them, measured by a forward pass in low precision.
 
 A quantizer passes an error d that is small beside its step s on as 0 or, with the probability d / s, as s: its squared
-error is s d on average, not d^2. An error of several steps passes as it is, but for the rounding. So what a quantizer
-does to an error depends on how much arrives, and that on the quantizers before.
+error is s d on average, not d^2. An error of several steps passes as it is, but for the rounding. So the gain of a
+quantizer depends on the size of the error that reaches it, and thus on the quantizers upstream.
 """
 
 from collections import Counter
@@ -35,7 +35,7 @@ from onnxamp._runtime.values import Feeds
 Floats: TypeAlias = npt.NDArray[np.float32]
 
 _NEAR: Final = 1e-3
-"""How far from the grid, or from halfway between two steps, numbers may lie to stay there or to move at any error."""
+"""Distance in steps within which a number counts as on the grid, or as halfway between two steps."""
 
 _NO_PORTS: Final = Ports((), ())
 
@@ -52,7 +52,7 @@ def rounds_to_integers(model: ModelProto) -> bool:
 
 @dataclass
 class LowPass:
-    """A forward pass in which all that a plan lowers is rounded, if the model has quantizers.
+    """A forward pass that rounds everything that a plan lowers, if the model has quantizers.
 
     Attributes:
         flow: the model in float32.
@@ -104,12 +104,12 @@ class LowPass:
                     side.used(self._at(number))
 
     def _at(self, number: int) -> list[str]:
-        """Return the values by which both passes are compared at a quantizer: its numbers, steps and results."""
+        """Return the values at a quantizer that both passes are compared by: its inputs, steps and results."""
         node = self.flow.nodes[number]
         return [*node.input[:2], *filter(None, node.output)]
 
     def _rewritten(self, piece: ModelProto) -> ModelProto:
-        """Return a piece that rounds what is low. Numbers that would be infinite stay: no plan lowers them for long."""
+        """Return a piece that rounds the low ports, apart from numbers that would become infinite, which plans keep."""
         names = NewNames({*self.flow.names, *(one.name for one in piece.graph.input)})
         nodes = list[NodeProto]()
         known = dict[str, str]()
@@ -180,7 +180,7 @@ class LowPass:
     def _read(
         self, node: NodeProto, side: Execution, low: Sequence[int]
     ) -> tuple[Floats, Floats, Floats]:
-        """Return what a quantizer reads, its result, and its steps."""
+        """Return the input of a quantizer, its result, and its steps."""
         x = side.output(node.input[0])
         y = side.output(node.output[0]).astype(np.float32)
         scale = np.ones((), np.float32)

@@ -134,7 +134,7 @@ _Sizes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class _PieceFacts(NamedTuple):
-    """What the backward pass of a piece depends on.
+    """The facts that determine the session of a piece's backward pass.
 
     Attributes:
         part: the nodes of the piece.
@@ -142,7 +142,7 @@ class _PieceFacts(NamedTuple):
         seeded: the shapes of values with gradients from later pieces.
         seen: the shapes of floats that its nodes make.
         turns: how often each of its Loops turns, by its first output.
-        partial: values that hold sentinels, or what is no number.
+        partial: values that hold sentinels or NaN.
         quantizers: their results, of those whose gains are known.
     """
 
@@ -256,7 +256,7 @@ class _Branches:
     def _values_of(
         self, one: Passes, part: tuple[int, ...], reads: Iterable[str]
     ) -> dict[str, "ort.OrtValue"]:
-        """Return what a piece reads, by name."""
+        """Return the inputs of a piece, by name."""
         side = one.side
         values = dict[str, "ort.OrtValue"]()
         for name in reads:
@@ -275,7 +275,7 @@ class _Branches:
         part: tuple[int, ...],
         values: Mapping[str, "ort.OrtValue"],
     ) -> _PieceFacts:
-        """Return what the backward pass of a piece depends on, apart from the numbers that it reads."""
+        """Return the facts that determine the session of a piece's backward pass."""
         outputs = self.flow.outputs_of(part)
         seeded = dict[str, tuple[int, ...]]()
         for name in outputs:

@@ -31,33 +31,10 @@ def foreseen(
     *,
     steps: int = STRESS,
 ) -> Plan:
-    """Return a plan with the expected error of its result, or with the reason why it is unknown.
-
-    Args:
-        model: the original.
-        plan: of its conversion.
-        run: the samples, and where the model runs on them.
-        known: measurements for other plans with the same run; new measurements are added. None for a single plan.
-        steps: steps toward inputs that are hard for the result, which show whether values may leave the range.
-
-    Raises:
-        ArgumentError: a sample does not fit the model.
-    """
+    """Return a plan with the expected error of its result, as :func:`with_expected_error` does where models run."""
     if not has_runtime():
         return replace(plan, expected=ExpectedError(why=runtime_fault() or ""))
     # Few conversions ask for it, and the rules of gradients take as long to load as a small model to convert.
-    from onnxamp._numerics.stress import Stress  # noqa: PLC0415
-    from onnxamp._runtime.requested import requested_samples  # noqa: PLC0415
     from onnxamp._tuning.foreseen import with_expected_error  # noqa: PLC0415
 
-    options = plan.options
-    ranges = options.input_ranges
-    if isinstance(run, RunOptions):
-        inputs = requested_samples(run, model, ranges=dict(ranges))
-        run = Run(inputs=inputs, report=run.report)
-    stressed = dict[str, float]()
-    if options.low.is_narrow:
-        stress = Stress(options.low, steps, ranges)
-        exponents = options.rescaling.exponents if options.rescaling else {}
-        stressed = stress.overflowing(model, run.samples, exponents)
-    return with_expected_error(model, plan, run, known, stressed)
+    return with_expected_error(model, plan, run, known, steps=steps)

@@ -28,7 +28,7 @@ from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
 from onnxamp._runtime.starting import disabled_sentence
-from onnxamp._tuning.cure import NO_ISLANDS, Recipe, Trial, cure_conversion
+from onnxamp._tuning.cure import NO_ISLANDS, Recipe, cure_conversion
 
 _LOG: Final = logging.getLogger("onnxamp")
 _SEARCH: Final = 3 / 4
@@ -227,14 +227,7 @@ class _Fallbacks:
 
     def cured(self, share: float) -> Iterator[_Way]:
         """Yield a conversion with more nodes in float32, found in a share of the time."""
-        compared = self.validator.comparison
         seconds = self.validation.cure_time
-        trial = Trial(
-            run=compared.run,
-            limits=compared.limits,
-            seconds=seconds * share,
-            activity=f"looking for a fix (at most {seconds:.0f} s)",
-        )
         fault = self.refused.fault
         is_tried = self.recipe.options == self.job.options
         if fault:
@@ -244,12 +237,13 @@ class _Fallbacks:
                 self.job.model,
                 self.command,
                 self.recipe,
-                trial,
+                self.validator.comparison,
                 tried=is_tried,
-                comparison=compared,
-                advice="",
+                seconds=seconds * share,
+                activity=f"looking for a fix (at most {seconds:.0f} s)",
                 failed=self.refused.report if is_tried else None,
                 rounder=self.job.rounder,
+                advice="",
             )
         _LOG.info("looked for a fix in %d trials: %s", cure.trials, cure.outcome)
         self.nodes = cure.nodes

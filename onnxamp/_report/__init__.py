@@ -32,7 +32,7 @@ def named(text: str, longest: int = _LONGEST_NAME) -> str:
 
 
 def said(text: str) -> str:
-    """Return a sentence, likewise, which may contain several names."""
+    """Return a :func:`printable` sentence of bounded length, which may contain several names."""
     return named(text, _LONGEST_SENTENCE)
 
 

@@ -219,7 +219,7 @@ def range_figures(diff: DiffReport | None) -> Iterator[Figure]:
 
 
 def within(proof: Proof) -> str:
-    """Return of which inputs a proof tells, in a phrase that follows the word "input"; "" if of all."""
+    """Return a phrase for the inputs that a proof covers, after the word "input"; "" if it covers all."""
     if proof.sampled == proof.assumed:
         return " in the range of the samples" if proof.assumed else ""
     also = " and that of the samples" if proof.sampled else ""

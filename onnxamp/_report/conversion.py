@@ -264,15 +264,10 @@ def _verdict(conversion: Conversion, validation: DiffReport | None) -> Headline:
     head = f"{verb} {plan.dtype}"
     why = tuple[str, ...]()
     cure = validation and validation.cure
-    unchanged = Status.NO_GAIN if status is Status.PASSED else status
-    if validation and cure and conversion.kept_original:
-        sentence = "Not worth it: the original model was written as it is."
-        told = (cure.failure, cure.outcome, not_run(validation) or "")
-        return Headline(unchanged, sentence, tuple(filter(None, told)))
-    if validation and cure and cure.applied and not cure.confirmed:
-        sentence = "The model stays in float32: no conversion passed validation."
-        told = (cure.failure, cure.outcome, validation.skipped or "")
-        return Headline(unchanged, sentence, tuple(filter(None, told)))
+    if validation and cure:
+        unconverted = _unconverted(conversion, validation, cure, status)
+        if unconverted is not None:
+            return unconverted
     if cure and cure.applied:
         kept = count(len(cure.nodes), "more node") if cure.nodes else "known hazards"
         with_what = (
@@ -308,6 +303,24 @@ def _verdict(conversion: Conversion, validation: DiffReport | None) -> Headline:
         Status.NO_GAIN: f"{head}; {matches}{_grade(validation)}{over}.",
     }[status]
     return Headline(status, sentence, (*why, *details_of(validation)))
+
+
+def _unconverted(
+    conversion: Conversion, validation: DiffReport, cure: Cure, status: Status
+) -> Headline | None:
+    """Return the verdict on a model that a failed validation left in float32; None if it was converted."""
+    if conversion.kept_original:
+        sentence = "Not worth it: the original model was written as it is."
+        last = not_run(validation)
+    elif cure.applied and not cure.confirmed:
+        sentence = "The model stays in float32: no conversion passed validation."
+        last = validation.skipped
+    else:
+        return None
+    if status is Status.PASSED:
+        status = Status.NO_GAIN
+    told = filter(None, (cure.failure, cure.outcome, last))
+    return Headline(status, sentence, tuple(told))
 
 
 def _better(conversion: Conversion) -> Iterator[str]:

@@ -18,7 +18,7 @@ GAP: Final = 2
 FOLDED: Final = 20
 """Width that names and prose keep while there is a column to leave out."""
 READABLE: Final = 30
-"""Width below which prose is a column of single words: it then stands in lines of its own, below its row."""
+"""The narrowest column of prose; narrower prose stands below its row."""
 _WORD: Final = 12
 """The same for a word in the title of a column of numbers, and for a name in a sentence."""
 _GLUE: Final = "\ue000"

@@ -366,7 +366,8 @@ def _figure_lines(figures: Sequence[Figure], width: int) -> Iterator[Text]:
     for one in figures:
         shortened = clauses_cut(name_cut(one.remark, room), room)
         rows.append(list(map(text_of, (one.label, one.value, shortened))))
-    widths = [max(row[at].cell_len for row in rows) for at in (0, 1)]
+    labels, values, _ = zip(*rows, strict=True)
+    widths = natural_width(labels), natural_width(values)
     for label, value, remark in rows:
         remark.truncate(room, overflow="ellipsis")
         line = Text(" " * GAP, no_wrap=True, overflow="ignore")

@@ -212,7 +212,7 @@ def error_text(tuned: Tuned, error: float) -> str:
 
 
 def tolerance_text(tuned: Tuned) -> str:
-    """Return the tolerance, likewise, as it was given."""
+    """Return the tolerance as it was given; for the signal-to-noise ratio, in dB."""
     if tuned.metric == "snr":
         return f"{error_text(tuned, tuned.tolerance)} or more"
     return f"{tuned.tolerance:g} or less"

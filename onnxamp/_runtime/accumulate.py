@@ -62,7 +62,7 @@ _TERMS: Final = 4096
 """Terms of the sums for which a profile's ``growth`` states the error."""
 
 _TEETH: Final = 8
-"""The share of cases in which the error used in place of a residual grows with the residual."""
+"""The residual of y + 9 r, as a function of r, is a sawtooth with this many teeth."""
 
 _NORMAL: Final = 2.0**-14
 """The smallest normal number of float16."""

@@ -53,7 +53,7 @@ Outputs: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Engine(ABC):
-    """An engine runs models. Code asks it about everything in which engines differ.
+    """An engine runs models. Code asks it for its properties, and never for its type.
 
     Attributes:
         provider: the provider of ONNX Runtime.

@@ -79,7 +79,7 @@ def _contents(samples: Samples, number: int) -> Iterator[str | bytes]:
 def print_facts(
     models: Mapping[str, Model], samples: Samples, *options: object
 ) -> dict[str, str]:
-    """Return fingerprints of what measurements depend on: models by what they are, samples, options and versions."""
+    """Return the fingerprints that measurements depend on: those of named models, samples, options and versions."""
     return {
         **{what: model_print(model) for what, model in models.items()},
         "the first input": sample_print(samples, 0),

@@ -21,7 +21,7 @@ Report: TypeAlias = Callable[[str, int, int], None]
 
 
 def silent(activity: str, done: int, total: int) -> None:
-    """Ignore how far a job is."""
+    """Ignore the progress of a job."""
     del activity, done, total
 
 

@@ -1,4 +1,4 @@
-"""The processes in which :mod:`onnxamp._runtime.building` has engines built and models loaded.
+"""The processes that build engines and load models for :mod:`onnxamp._runtime.building`.
 
 This module imports little, so that they start early.
 """

@@ -20,11 +20,10 @@ _MOST_BYTES: Final = 2 << 30
 
 
 def suited(draw: Draw, reference: Session) -> Draw:
-    """Return the draw, or that of the first sizes to try with which the model runs if it does not run with the usual
-    ones.
+    """Return the draw if the model runs with its sizes, or else a draw with the first other sizes with which it runs.
 
-    It runs only if there are such sizes, and keeps its outputs. The draw stays as it is if the model does not load, if
-    inputs cannot be random, or if no sizes are found among the first 64 to try.
+    The model runs only if some sizes are open, and the reference keeps its outputs. The draw stays as it is if the
+    model does not load, if inputs cannot be random, or if it runs with none of the first 64 sizes.
 
     Raises:
         ArgumentError: a size is given for an unknown dimension, or an impossible one.

@@ -39,7 +39,7 @@ Feeds: TypeAlias = Mapping[str, Feed]
 FOREIGN: Final = re.compile(r"\((bfloat16|float[48]\w*|u?int[24])\)")
 """Element types that ``session.run`` cannot exchange with NumPy."""
 _PACKED: Final = re.compile(r"\((float4\w*|u?int[24])\)")
-"""The types of which several share a byte."""
+"""Types whose elements share a byte."""
 
 
 def is_array(item: Any) -> bool:
@@ -390,7 +390,7 @@ def _fits(given: Sequence[int], wanted: Sequence[int | str]) -> bool:
 
 
 def _displaced(order: tuple[int, ...]) -> tuple[int, int]:
-    """Return a key by which likely orders come first. Few moved axes are likelier than many, and one axis moved past
+    """Return a key that sorts likely orders first. Few moved axes are likelier than many, and one axis moved past
     others likelier than a shuffle.
     """
     moved = sum(place != axis for place, axis in enumerate(order))

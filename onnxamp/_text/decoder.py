@@ -168,18 +168,6 @@ class Decoder(NamedTuple):
             outputs: its outputs, which include the caches.
             token: the token that is read next.
         """
-        feeds = self.advanced(before, token)
-        for name, present in self.caches.items():
-            cache = np.asarray(outputs[present])
-            if cache.size:
-                feeds[name] = cache.astype(np.asarray(before[name]).dtype)
-        return feeds
-
-    def advanced(self, before: Feeds, token: int) -> dict[str, Any]:
-        """Return the inputs that follow on a run, with the caches from before it.
-
-        Those that the run leaves empty stay: the branch for steps of a merged decoder does not repeat the encoder's.
-        """
         feeds = dict(before)
         tokens = np.asarray(before[self.tokens])
         feeds[self.tokens] = np.full_like(tokens[..., :1], token)
@@ -190,6 +178,11 @@ class Decoder(NamedTuple):
             feeds[name] = np.concatenate([mask, np.ones_like(mask[..., :1])], axis=-1)
         for name in self.flags & before.keys():
             feeds[name] = np.ones_like(np.asarray(before[name]))
+        for name, present in self.caches.items():
+            cache = np.asarray(outputs[present])
+            # The branch for steps of a merged decoder does not repeat the encoder's caches: it leaves them empty.
+            if cache.size:
+                feeds[name] = cache.astype(np.asarray(before[name]).dtype)
         return feeds
 
 
@@ -316,13 +309,11 @@ def built_in_prompts(model: Model) -> SampleSource | None:
 class PromptWriter:
     """Writes samples of a decoder: prompts, and steps with the caches after them."""
 
-    def __init__(
-        self, reference: Session, seed: int = 0, dims: Mapping[str, int] | None = None
-    ) -> None:
+    def __init__(self, reference: Session, seed: int) -> None:
         self._reference = reference
         self._seed = seed
         self.decoder = Decoder.of(reference.model)
-        draw = draw_of(reference.model, seed, dims)
+        draw = draw_of(reference.model, seed)
         maker = draw.determined().maker()
         if maker.untold - self.decoder.lengths:
             # A session caches results by number, and prompts have the numbers of the random inputs.
@@ -342,23 +333,16 @@ class PromptWriter:
 
     def prompt(self, tokens: Any) -> dict[str, Any]:
         """Return the inputs for a prompt. All inputs except tokens, masks, positions and caches are random."""
-        sample = self.made_up(len(tokens))
-        name = self.decoder.tokens
-        like = np.asarray(sample[name])
-        sample[name] = np.broadcast_to(tokens, like.shape).astype(like.dtype)
-        return sample
-
-    def made_up(self, length: int) -> dict[str, Any]:
-        """Return the inputs for a prompt of random tokens, or of as many as ``dims`` says."""
         named = self._maker.named
-        dims = self._maker.dims
         names = self.decoder.lengths & named.formulas.keys()
-        length = next((dims[name] for name in sorted(names & dims.keys())), length)
-        lengths = {**dict.fromkeys(named.pasts, 0), **dict.fromkeys(names, length)}
+        lengths = dict.fromkeys(named.pasts, 0) | dict.fromkeys(names, len(tokens))
         sample = self._maker.make(self._seed, 0, lengths)
         # Sliding caches have rows from the beginning, which are empty.
         for cache in self.decoder.caches:
             sample[cache] = np.zeros_like(np.asarray(sample[cache]))
+        name = self.decoder.tokens
+        like = np.asarray(sample[name])
+        sample[name] = np.broadcast_to(tokens, like.shape).astype(like.dtype)
         return sample
 
 

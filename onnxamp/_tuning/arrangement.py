@@ -196,7 +196,7 @@ class _Rows(NamedTuple):
             pads = []
             axes = zip(sizes, frame.strides, frame.reach, strict=True)
             for size, stride, reach in axes:
-                # As many windows as strides begin in the input; padding is what they reach beyond it.
+                # There is one window for each stride that begins in the input. Windows that reach beyond it are padded.
                 windows = -(-size // stride)
                 covered = (windows - 1) * stride + reach
                 pads.append(frame.halves(max(covered - size, 0)))

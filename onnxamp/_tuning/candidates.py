@@ -23,7 +23,7 @@ from onnxamp._decide.ports import NONE
 from onnxamp._decide.precision import CutProblem, Decision
 from onnxamp._graph.view import ABSENT
 from onnxamp._tuning.expected import ExpectedErrors
-from onnxamp._tuning.results import Candidate, is_slower
+from onnxamp._tuning.results import Candidate
 from onnxamp._tuning.space import SearchSpace, TunableNode, exactly, prices_for
 
 Choice: TypeAlias = frozenset[str]
@@ -44,7 +44,7 @@ _FACTORS: Final = (1.0, 1 / 4, 4.0)
 """The factor on the estimated cost of Casts; the cut also counts the weights that they save."""
 
 _NEAR: Final = 1e-3
-"""Share of float32's time by which one choice must be better than another one."""
+"""Choices whose times differ by less than this share of float32's time count as equally fast."""
 
 _FILLED: Final = 24
 """The largest number of choices that fill gaps."""
@@ -284,7 +284,7 @@ class Aim(NamedTuple):
         """Return whether a candidate may be offered, whatever its error."""
         if not one.low:
             return False
-        return self.allow_slower or not is_slower(one, self.nothing)
+        return self.allow_slower or one.time <= self.nothing.time
 
 
 class Frontier:

@@ -19,15 +19,14 @@ from onnxamp._facts.dtypes import FLOAT16, FORMATS
 from onnxamp._facts.kernels import takes_anywhere
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._graph.view import ABSENT
-from onnxamp._model.model import Model, ModelSource
+from onnxamp._model.model import Model
 from onnxamp._numerics.comparison import Comparison
 from onnxamp._numerics.judging import misses_parts
-from onnxamp._numerics.limits import Limits
 from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._options.options import Options
-from onnxamp._options.values import DiffMetric
 from onnxamp._runtime import CURE_SECONDS
-from onnxamp._runtime.run import Report, Run
+from onnxamp._runtime.engines import Progress
+from onnxamp._runtime.run import Report
 from onnxamp._tuning.rounding import WeightRounder, rounder_of
 
 _FEW: Final = 4
@@ -42,6 +41,9 @@ _MORE: Final = 4
 
 _ROUNDED: Final = 1e-6
 """Local relative error from which on a node has been rounded: float32 alone stays below."""
+
+ACTIVITY: Final = "looking for a fix"
+"""What progress bars say during a search, unless it has a longer description."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,31 +80,15 @@ class Recipe:
         return shlex.join(["onnxamp", verb, source, "-o", target, *options])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """The comparison of candidates, which is the same as the one that failed.
-
-    Attributes:
-        run: the samples, and how models run on them.
-        seconds: the time after which no further candidate is tried.
-        activity: a description for progress reports.
-    """
-
-    run: Run
-    limits: Limits = field(default_factory=Limits)
-    metric: DiffMetric = "auto"
-    seconds: float = CURE_SECONDS
-    activity: str = "looking for a fix"
-
-
 def cure_conversion(
-    original: ModelSource,
+    original: Model,
     command: tuple[str, str],
     recipe: Recipe,
-    trial: Trial,
+    comparison: Comparison,
     *,
     tried: bool,
-    comparison: Comparison | None = None,
+    seconds: float = CURE_SECONDS,
+    activity: str = ACTIVITY,
     failed: DiffReport | None = None,
     rounder: WeightRounder | None = None,
     advice: str | None = None,
@@ -113,59 +99,35 @@ def cure_conversion(
         original: the float32 model.
         command: source and target in the suggested command.
         recipe: the conversion to start from.
-        trial: how candidates are compared.
+        comparison: compares each candidate as the failing result was compared.
         tried: whether this very recipe failed.
-        comparison: the comparison to use, if there is one.
-        advice: other options that may help; None for what the target suggests.
-        rounder: rounds weights with compensation if the recipe asks for it; None to make one.
+        seconds: the time after which no further candidate is tried.
+        activity: a description for progress reports.
         failed: the result of this very recipe, with layers, if known; it counts as the first trial.
+        rounder: rounds weights with compensation if the recipe asks for it; None to make one.
+        advice: other options that may help; None for what the target suggests.
 
     Returns:
         The command that meets the limits, or how far the trials came.
     """
-    model = Model.of(original)
-    if comparison is None:
-        comparison = Comparison.of(
-            model,
-            trial.run,
-            trial.limits,
-            metric=trial.metric,
-            target=recipe.options.target,
-        )
-    until = monotonic() + trial.seconds
+    run = comparison.run
+    until = monotonic() + seconds
+    timed = replace(run, state=None, report=stopping(until))
     search = _Search(
-        original=model,
+        original=original,
         recipe=recipe,
-        trial=trial,
-        comparison=replace(
-            comparison, run=replace(comparison.run, state=None, report=stopping(until))
-        ),
+        comparison=replace(comparison, run=timed),
+        progress=run.progress(activity),
         until=until,
         trials=0 if failed is None else 1,
-        rounder=rounder or rounder_of(recipe.options, trial.run.bare),
+        rounder=rounder or rounder_of(recipe.options, run.bare),
     )
-    nodes: tuple[str, ...] = ()
-    report = search.compare(nodes, layers=True) if failed is None else failed
-    rows = report.layers if report is not None else ()
-    rounded = sum(
-        row.local is not None and row.local.rel_l2 > _ROUNDED for row in rows
-    )
-    step = 1
-    while report is not None and not report.passed and search.goes_on(TRIALS):
-        inner = _overflowing_in_bodies(model.ask(graph_of), report, set(nodes))
-        more = inner or _suspects(report, set(nodes), step)
-        most = max(_FEW, min(MOST_NODES, rounded * 3 // 4), len(nodes) + len(inner))
-        if not more or len(nodes) >= most:
-            break
-        nodes = (*nodes, *more)[:most]
-        # Doubling reaches many nodes in few trials; those too many are left out at the end.
-        step = step * 2
-        report = search.compare(nodes, layers=True)
+    report, nodes = search.kept(failed)
     if report is None or not report.passed:
-        kept = f" with up to {node_count(nodes)} in float32" if nodes else ""
-        when = f" in {trial.seconds:.0f} s" if search.is_late else ""
+        when = f" in {seconds:.0f} s" if search.is_late else ""
         if advice is None:
             advice = other_ways(recipe.options.target, recipe.options.dtype)
+        kept = f" with up to {node_count(nodes)} in float32" if nodes else ""
         is_tried = report is not None or nodes
         misses = f": trials{kept} miss the limits as well" if is_tried else ""
         text = f"No fix was found{when}{misses}. {advice}".rstrip()
@@ -178,13 +140,8 @@ def cure_conversion(
         text = f"Tried: a conversion{meant} with onnxamp's lists and hazards passes (relative L2 {worst:.2g})."
     else:
         text = f"Tried: with {node_count(nodes)} more in float32, the conversion passes (relative L2 {worst:.2g})."
-    return Cure(
-        recipe.command(*command, nodes),
-        nodes,
-        text,
-        confirmed=True,
-        trials=search.trials,
-    )
+    written = recipe.command(*command, nodes)
+    return Cure(written, nodes, text, confirmed=True, trials=search.trials)
 
 
 @dataclass(slots=True)
@@ -193,8 +150,8 @@ class _Search:
 
     original: Model
     recipe: Recipe
-    trial: Trial
     comparison: Comparison
+    progress: Progress
     until: float
     trials: int
     rounder: WeightRounder | None = None
@@ -211,7 +168,7 @@ class _Search:
     def compare(self, nodes: Sequence[str], *, layers: bool) -> DiffReport | None:
         """Convert with these nodes in float32, and compare; None if it cannot be converted so, or in time."""
         self.trials += 1
-        self.trial.run.report(self.trial.activity, self.trials, TRIALS + _MORE)
+        self.progress(self.trials, TRIALS + _MORE)
         try:
             model = convert(
                 self.original, self.recipe.keeping(nodes), rounder=self.rounder
@@ -221,6 +178,39 @@ class _Search:
         with suppress(OutOfTime):
             return self.comparison.compare(Model(model), layers=layers)
         return None
+
+    def kept(
+        self, failed: DiffReport | None
+    ) -> tuple[DiffReport | None, tuple[str, ...]]:
+        """Keep more and more nodes in float32 until the result passes, or the trials or the suspects are used up.
+
+        Args:
+            failed: the result without such nodes, with layers; None to compare it first.
+
+        Returns:
+            The last comparison, None if there is none, and the nodes in float32.
+        """
+        nodes: tuple[str, ...] = ()
+        report = self.compare(nodes, layers=True) if failed is None else failed
+        rows = report.layers if report is not None else ()
+        rounded = sum(
+            row.local is not None and row.local.rel_l2 > _ROUNDED for row in rows
+        )
+        step = 1
+        while report is not None and not report.passed and self.goes_on(TRIALS):
+            graph = self.original.ask(graph_of)
+            inner = _overflowing_in_bodies(graph, report, set(nodes))
+            more = inner or _suspects(report, set(nodes), step)
+            most = max(
+                _FEW, min(MOST_NODES, rounded * 3 // 4), len(nodes) + len(inner)
+            )
+            if not more or len(nodes) >= most:
+                break
+            nodes = (*nodes, *more)[:most]
+            # Doubling reaches many nodes in few trials; those too many are left out at the end.
+            step = step * 2
+            report = self.compare(nodes, layers=True)
+        return report, nodes
 
     def fewer(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
         """Return fewer nodes that are enough: halves of them are left out, then quarters, and so on."""

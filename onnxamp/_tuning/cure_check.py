@@ -17,18 +17,19 @@ from onnxamp._facts.dtypes import FLOAT16, FORMATS
 from onnxamp._facts.providers import profile_of
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
-from onnxamp._model.model import Model, ModelSource
+from onnxamp._model.model import Model
 from onnxamp._numerics.check import Check
 from onnxamp._numerics.results import Cure, OutOfRange, RangeFit, RunCheck
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level, Rescaling
+from onnxamp._runtime import CURE_SECONDS
 from onnxamp._runtime.engines import choose_engine
 from onnxamp._runtime.run import Run
 from onnxamp._tuning.cure import (
+    ACTIVITY,
     MOST_NODES,
     TRIALS,
     OutOfTime,
-    Trial,
     node_count,
     stopping,
 )
@@ -38,22 +39,24 @@ CHECKS: Final = 24
 """Emulated runs that are tried for a model alone."""
 
 
-def cure_run(model: ModelSource, report: RunCheck, trial: Trial) -> Cure | None:
+def cure_run(
+    source: Model, report: RunCheck, run: Run, seconds: float = CURE_SECONDS
+) -> Cure | None:
     """Find nodes that must stay in float32 for a checked model to run without faults.
 
     On an engine that computes low precision itself, the model is converted again as far as its kernels and its
     arithmetic allow, then with more and more nodes in float32, and each result is checked there.
 
     Args:
-        model: the model that was checked.
+        source: the model that was checked.
         report: what the check found.
-        trial: how it was checked; its limits are not used.
+        run: the samples, and how the model ran on them.
+        seconds: the time after which nothing more is tried.
 
     Returns:
         The options, or how far the trials came; None if no low-precision value is at fault: the float32 model fails.
     """
-    source = Model.of(model)
-    engine = choose_engine(trial.run.provider)
+    engine = choose_engine(run.provider)
     is_emulated = engine.is_reference
     known = None if is_emulated else profile_of(engine.provider)
     target = known.name if known is not None else "any"
@@ -61,8 +64,8 @@ def cure_run(model: ModelSource, report: RunCheck, trial: Trial) -> Cure | None:
     most = CHECKS if is_emulated else TRIALS
     checked = report
     trials = 0
-    until = monotonic() + trial.seconds
-    run = replace(trial.run, workers=None, state=None, report=stopping(until))
+    until = monotonic() + seconds
+    timed = replace(run, workers=None, state=None, report=stopping(until))
     while checked.first_bad is not None and trials < most and len(nodes) <= MOST_NODES:
         around = _around_faults(checked)
         if not around:
@@ -73,10 +76,10 @@ def cure_run(model: ModelSource, report: RunCheck, trial: Trial) -> Cure | None:
                 break
             nodes |= around
         trials += 1
-        trial.run.report(trial.activity, trials, most)
+        run.report(ACTIVITY, trials, most)
         try:
             again = source if is_emulated else _converted(source, target, nodes)
-            checked = Check(again, run, keep=frozenset(nodes)).report()
+            checked = Check(again, timed, keep=frozenset(nodes)).report()
         except OutOfTime:
             break
         except OnnxAmpError:
@@ -86,7 +89,7 @@ def cure_run(model: ModelSource, report: RunCheck, trial: Trial) -> Cure | None:
     names = shlex.quote("|".join(map(re.escape, nodes)))
     count = f"{node_count(nodes)} in float32"
     if checked.first_bad is not None or checked.skipped is not None:
-        when = f" in {trial.seconds:.0f} s" if monotonic() > until else ""
+        when = f" in {seconds:.0f} s" if monotonic() > until else ""
         what, where = ("trials", "") if is_emulated else ("conversions", " there")
         text = f"No fix was found{when}: {what} with up to {count} also fail{where}."
         return Cure("", tuple(nodes), text, confirmed=False, trials=trials)
@@ -223,18 +226,18 @@ def check_whole(model: Model, check: Callable[[Model], RunCheck]) -> RunCheck:
     return replace(run, ran_on=ran_on, first_bad=bad)
 
 
-def cure_whole(model: Model, check: Callable[[Model], RunCheck], trial: Trial) -> Cure:
+def cure_whole(model: Model, check: Callable[[Model], RunCheck], run: Run) -> Cure:
     """Find what makes a model fit: folding decomposed ops, or exponents. No float32 island does.
 
     Args:
         model: the model.
         check: runs a model and measures its values.
-        trial: the inputs for ranges, and where they run.
+        run: the inputs for ranges, and where they run.
     """
     for trials, (flag, options) in enumerate(_WAYS, 1):
-        trial.run.report(trial.activity, trials, len(_WAYS))
+        run.report(ACTIVITY, trials, len(_WAYS))
         try:
-            asked = with_ranges(model, options, trial.run.bare)
+            asked = with_ranges(model, options, run.bare)
             again = check_whole(Model(convert(model, asked).embedded()), check)
         except OnnxAmpError:
             continue

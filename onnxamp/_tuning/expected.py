@@ -134,7 +134,7 @@ class ExpectedErrors:
         return tables
 
     def _factors(self, table: Numbers, shown: Sequence[float]) -> Numbers:
-        """Return the factors with which costs add up to the errors that the low pass of a sample shows.
+        """Return factors for the costs, such that their sum is the error that the low pass of a sample shows.
 
         Beyond a step of a grid, errors are not linear: no cost exceeds the error of all, unless it is infinite. The low
         pass rounds neither inside loops nor the sums of kernels. Without such a pass, nothing is shown.
@@ -196,7 +196,7 @@ class ExpectedErrors:
 
     @cached_property
     def read(self) -> Mapping[str, tuple[tuple[str, int], ...]]:
-        """By key: the values that are cast for it if they are float32, each with the key of its own node."""
+        """By key of a node: the rows of values that are cast for it, each with the key of the node that makes it."""
         read = dict[str, tuple[tuple[str, int], ...]]()
         for unit in (*self.computing, *self.exact):
             node = self.graph.nodes[unit.node]
@@ -218,22 +218,20 @@ class ExpectedErrors:
         return sqrt(self._sum(rows) + nodes * self._prior)
 
     def _rows_rounded(self, low: AbstractSet[str]) -> set[int]:
-        """Return the rows of what these nodes round if they are in low precision."""
+        """Return the rows of all values that these nodes round if they are in low precision."""
         rows = set[int]()
         for key in low:
             rows.update(self.rounded(key, low))
         return rows
 
     def rounded(self, key: str, low: AbstractSet[str]) -> list[int]:
-        """Return the rows of all that a node rounds in low precision: its results, and the values that are
-        cast for it.
-        """
+        """Return the rows of all values that a node rounds: its results, and the values that are cast for it."""
         cast = [row for made, row in self.read[key] if made not in low]
         return [*self.made.get(key, ()), *cast]
 
     @cached_property
     def _settled(self) -> list[tuple[int, str, set[str]]]:
-        """The rows of what is rounded whatever the choice: the value, and the nodes that may have rounded it before."""
+        """The rows that every choice rounds, each with the name of its value and the nodes that may round it first."""
         rows = list[tuple[int, str, set[str]]]()
         values = self.graph.values
         units = (*self.computing, *self.exact)
@@ -248,7 +246,7 @@ class ExpectedErrors:
         return rows
 
     def _given(self, low: AbstractSet[str]) -> dict[int, str]:
-        """Return the rows of what is rounded beside what these nodes round, each with the name of its value."""
+        """Return the rows that every choice rounds and these nodes do not, each with the name of its value."""
         return {row: name for row, name, makers in self._settled if not makers & low}
 
     def squares(self, low: AbstractSet[str]) -> list[Numbers]:
@@ -257,7 +255,7 @@ class ExpectedErrors:
         return [own[rows].sum(axis=0) for own in self._columns]
 
     def _rows_of_all(self, low: AbstractSet[str]) -> list[int]:
-        """Return the rows of all that is rounded if these nodes are in low precision."""
+        """Return the rows of all values that are rounded if these nodes are in low precision."""
         return [*(self._rows_rounded(low) | self._given(low).keys())]
 
     def foreseen(self, low: AbstractSet[str]) -> ExpectedError:

@@ -16,11 +16,13 @@ from onnxamp._gradients.quantizers import rounds_to_integers
 from onnxamp._gradients.sensitivity import SensitivityProbe
 from onnxamp._gradients.writer import MIN_OPSET
 from onnxamp._model.model import Model
+from onnxamp._numerics.stress import Stress
 from onnxamp._rewrite.upgrade import plan_upgrade
 from onnxamp._runtime.engines import Engine, choose_engine
 from onnxamp._runtime.fingerprints import SentModel, model_print
 from onnxamp._runtime.loop import KeptSamples, observe_all
-from onnxamp._runtime.run import Run
+from onnxamp._runtime.requested import requested_samples
+from onnxamp._runtime.run import Run, RunOptions
 from onnxamp._runtime.session import Provider
 from onnxamp._tuning.expected import ExpectedErrors
 from onnxamp._tuning.lowered import Settled, computes, low_node, rounded_ports
@@ -85,10 +87,12 @@ def expected_errors(
     model: Model,
     plan: Plan,
     run: Run,
-    known: Known | None = None,
-    stressed: Mapping[str, float] | None = None,
+    known: Known | None,
+    stressed: Mapping[str, float],
 ) -> tuple[ExpectedErrors, AbstractSet[str]]:
     """Return the costs of low precision in a model, and the nodes that a plan lowers; see :func:`with_expected_error`.
+
+    ``stressed`` are values that leave the range on hard inputs, with their largest magnitudes there.
 
     Raises:
         OnnxAmpError: the model does not run, or its results are random.
@@ -118,7 +122,7 @@ def expected_errors(
         exact=[node for node in nodes if not computes(graph.nodes[node.node])],
         samples=known[key],
         settled=settled,
-        stressed=stressed or {},
+        stressed=stressed,
     )
     return errors, {node.key for node in nodes}
 
@@ -126,19 +130,33 @@ def expected_errors(
 def with_expected_error(
     model: Model,
     plan: Plan,
-    run: Run,
+    run: Run | RunOptions,
     known: Known | None = None,
-    stressed: Mapping[str, float] | None = None,
+    *,
+    steps: int,
 ) -> Plan:
-    """Return a plan with the error that may be expected of its result; with what keeps it unknown, if that is so.
+    """Return a plan with the expected error of its result, or with the reason why it is unknown.
 
     Args:
         model: the original.
         plan: of its conversion.
         run: the samples, and where the model runs on them.
-        known: what was measured for other plans, with the same run; it gets what is measured. None for a single plan.
-        stressed: values that leave the range on inputs that are made to be hard, with their largest magnitudes there.
+        known: measurements for other plans with the same run; new measurements are added. None for a single plan.
+        steps: steps toward inputs that are hard for the result, which show whether values may leave the range.
+
+    Raises:
+        ArgumentError: a sample does not fit the model.
     """
+    options = plan.options
+    ranges = options.input_ranges
+    if isinstance(run, RunOptions):
+        inputs = requested_samples(run, model, ranges=dict(ranges))
+        run = Run(inputs=inputs, report=run.report)
+    stressed = dict[str, float]()
+    if options.low.is_narrow:
+        stress = Stress(options.low, steps, ranges)
+        exponents = options.rescaling.exponents if options.rescaling else {}
+        stressed = stress.overflowing(model, run.samples, exponents)
     try:
         errors, low = expected_errors(model, plan, run, known, stressed)
     except OnnxAmpError as error:

@@ -370,7 +370,7 @@ def _tie(base: Analysis, node: int) -> str | None:
 def apportioned(
     graph: Graph, seconds: Mapping[str, float], estimate: Estimate
 ) -> dict[str, float]:
-    """Return the seconds of every node by its key, from those of kernels in the order in which they ran.
+    """Return the seconds of every node by key. ``seconds`` are those of kernels, in the order in which they ran.
 
     Complexity: linear in nodes and kernels, except for kernels without a node, each of which visits the nodes between
     its neighbors.

@@ -1,4 +1,4 @@
-"""What an analysis lowers and rounds, as measurements of errors need it: nodes, and the values at their ports."""
+"""The nodes that an analysis lowers, and the values at their ports that it rounds, for measurements of errors."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -35,7 +35,7 @@ def computes(node: Node) -> bool:
 
 
 def low_node(analysis: Analysis, node: Node) -> LowNode | None:
-    """Return the part of a node that an analysis lowers; None if that is nothing, or holds no numbers of its own."""
+    """Return the low ports of a node; None if it has none, or neither computes nor passes numbers on."""
     ports = low_ports(analysis, node)
     if not (ports.inputs or ports.outputs):
         return None
@@ -65,7 +65,7 @@ def _results(view: View, node: Node) -> list[str]:
 
 
 class Settled(NamedTuple):
-    """The values that an analysis rounds whatever its nodes are, as the user asks for it.
+    """The values that an analysis rounds at the user's request, even if all nodes stay in float32.
 
     Attributes:
         stored: weights and inputs that the model holds in low precision.

@@ -1,7 +1,7 @@
 """The settings of a tuning, checked before anything slow runs, and its results."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from onnx import ModelProto
 
@@ -71,19 +71,6 @@ class Search:
             raise ArgumentError(
                 "A state file needs a metric with a name: write it as 'package:function'."
             )
-
-
-class Timed(Protocol):
-    """Something that takes microseconds per run."""
-
-    @property
-    def time(self) -> float:
-        """Microseconds per run."""
-
-
-def is_slower(choice: Timed, float32: Timed) -> bool:
-    """Return whether a choice is slower than float32, so that it must be allowed."""
-    return choice.time > float32.time
 
 
 @dataclass(frozen=True, slots=True)

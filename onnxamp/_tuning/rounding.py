@@ -111,7 +111,7 @@ class WeightRounder:
     run: Run
     budget: int = 2 * BUDGET
     _found: dict[Key, Found | None] = field(default_factory=dict)
-    """What is known of weights: None to round one to nearest."""
+    """The rounded form of each weight so far; None for a weight that is best rounded to nearest."""
 
     def __call__(self, analysis: Analysis) -> RoundedWeights:
         """Return the weights of a conversion that are better rounded otherwise than to nearest.

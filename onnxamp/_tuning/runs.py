@@ -73,7 +73,7 @@ class TuningState:
         self.recalled = sum(key.startswith("sample ") for key in self._known)
 
     def known(self, key: str, measure: Callable[[], object]) -> Any:
-        """Return what is known, or a new measurement, as JSON types."""
+        """Return the measurement of a key, made now if it is missing, as JSON types."""
         if key not in self._known:
             self._known[key] = as_data(measure(), named=False)
         return self._known[key]

@@ -326,7 +326,7 @@ def prices_for(
 def exactly(
     space: SearchSpace, low: AbstractSet[str], pins: Mapping[int, str]
 ) -> Prices:
-    """Return the prices at which the cut lowers these nodes and no others, whatever they gain."""
+    """Return the prices at which the cut lowers exactly these nodes."""
     errors = [0.0 if unit.key in low else inf for unit in space.tunable]
     kept = {unit.node for unit in space.followers if unit.key not in low}
     prices = prices_for(space.tunable, errors, pins, kept)

@@ -22,7 +22,7 @@ from onnxamp.train._step import OWN
 
 NORMALISATIONS: Final = frozenset(read_table("training")["normalizations"])
 COMPARED: Final = frozenset(read_table("training")["compared"])
-"""Ops whose gradient compares their result with what they read."""
+"""Ops whose gradient compares their result with their inputs."""
 COMPARISON: Final = "Equal"
 """The op that does so."""
 _GRADIENT: Final = "/gradient"

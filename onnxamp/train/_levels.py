@@ -17,7 +17,7 @@ gradients by the lists of ``conservative``. At O0, a model that is already conve
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain
@@ -167,12 +167,10 @@ def _consistent(graph: Graph, lowered: Mapping[str, bool]) -> dict[str, bool]:
     return consistent
 
 
-def _written_out(graph: Graph) -> list[set[str]]:
-    """Return, for each decomposed normalization, the first outputs of its nodes."""
-    return [
-        {graph.nodes[index].first_output for index in match.nodes}
-        for match in patterns_of(graph, "normalization")
-    ]
+def _written_out(graph: Graph) -> Iterator[set[str]]:
+    """Yield the first outputs of the nodes of each decomposed normalization."""
+    for match in patterns_of(graph, "normalization"):
+        yield {graph.nodes[index].first_output for index in match.nodes}
 
 
 def make_precision(

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 from onnxamp._numerics.blocks import PART
 from onnxamp._numerics.compare import compare
 from onnxamp._numerics.merge import merge
-from onnxamp._numerics.metrics import Bad
+from onnxamp._numerics.metrics import Bad, PartError
 
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)
 FINITE = st.floats(-1e6, 1e6, width=32)
@@ -323,6 +323,22 @@ def test_merge_of_one_changes_nothing():
         for field in fields(one):
             mine, wanted = getattr(merged, field.name), getattr(one, field.name)
             assert mine == pytest.approx(wanted, nan_ok=True) if isinstance(wanted, float) else mine == wanted, field
+
+
+SAME_IN_ALL_SAMPLES = {"name", "reference_dtype", "result_dtype", "usual_rel_l2"}
+"""``usual_rel_l2`` is known only after samples are merged."""
+WORSE = {
+    **dict.fromkeys(("reference_shape", "result_shape"), (3,)), "worst_index": (0,), "cosine": -1.0, "snr_db": -9.0,
+    "bad": Bad("NaN", (1,), 0.0, 1), "part": PartError(9.0, "x"), "worst_sample": 1,
+}  # fmt: skip
+
+
+def test_merge_joins_every_field():
+    """A field that onnxamp/_numerics/merge.py does not know would be that of the first sample."""
+    first = compare("x", np.float32([1, 2]), np.float32([1, 2.5]))
+    for field in {item.name for item in fields(first)} - SAME_IN_ALL_SAMPLES:
+        second = replace(first, **{"max_abs": 9.0, "rel_l2": 9.0, field: WORSE.get(field, 9.0)})
+        assert getattr(merge([first, second]), field) != getattr(first, field), field
 
 
 def test_merge_keeps_the_first_failure_and_its_sample():

@@ -12,6 +12,7 @@ from rooms import ROOMS
 PICTURE = ROOT / "docs" / "layers.svg"
 TEXT = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 FILE = re.compile(r"`(_?[\w.]+(?:/\w[\w.]*)+/?)`")
+BESIDE = re.compile(r"`(\w+)`\*{0,2}(?: \(|,? in )`(_?[\w./]+\.(?:py|toml))`")
 
 
 WALK = """
@@ -66,6 +67,17 @@ def test_files_that_a_page_names_exist(page):
     assert named
     missing = [name for name in named if not any((folder / name).exists() for folder in (ROOT, ROOT / "onnxamp"))]
     assert missing == []
+
+
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_files_hold_the_names_that_a_page_puts_beside_them(page):
+    """As in "`Model` (`_model/model.py`)" and "`PASSES` in `_rewrite/prepare.py`"."""
+    text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+    pairs = BESIDE.findall(text)
+    assert len(pairs) > 10
+    for name, file in pairs:
+        path = next(path for path in (ROOT / "onnxamp" / file, ROOT / file) if path.exists())
+        assert re.search(rf"\b{name}\b", path.read_text(encoding="utf-8")), (name, file)
 
 
 def test_rooms_that_the_text_names_exist():

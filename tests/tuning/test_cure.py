@@ -12,14 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxamp import convert_model
+from onnxamp._model.model import Model
 from onnxamp._numerics.check import check_run
+from onnxamp._numerics.comparison import Comparison
 from onnxamp._numerics.diff_models import diff_models
 from onnxamp._numerics.limits import Limits
 from onnxamp._numerics.user_functions import Accept
 from onnxamp._options.options import Options
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
-from onnxamp._tuning.cure import TRIALS, Recipe, Trial, cure_conversion, other_ways
+from onnxamp._tuning.cure import TRIALS, Recipe, cure_conversion, other_ways
 from onnxamp._tuning.cure_check import CHECKS, cure_run
 
 CARELESS = ("--level", "O3", "--no-hazards", "--no-validate", "-q")
@@ -37,6 +39,13 @@ def folder(tmp_path, monkeypatch):
 
 def samples_of(*feeds):
     return Samples("given", [lambda feed=feed: feed for feed in feeds])
+
+
+def cured(source, recipe, feeds, limits=None, *, output="out.onnx"):
+    """Look for a fix of a conversion that was not tried before."""
+    original = Model.of(source)
+    comparison = Comparison.of(original, Run(inputs=samples_of(feeds)), limits)
+    return cure_conversion(original, (str(source), output), recipe, comparison, tried=False)
 
 
 def the_command(result):
@@ -115,10 +124,10 @@ def test_outcome_and_nodes():
     samples = samples_of({"X": NORM_X})
     told = []
     cure = cure_conversion(
-        original,
+        Model.of(original),
         (str(original), "out.onnx"),
         recipe,
-        Trial(run=Run(inputs=samples, report=lambda _, *args: told.append(args))),
+        Comparison.of(Model.of(original), Run(inputs=samples, report=lambda _, *args: told.append(args))),
         tried=False,
     )
     assert cure.confirmed
@@ -136,9 +145,7 @@ def test_fewer_nodes_than_are_tried():
     """What turns out not to be needed is not told."""
     model = saved(chain("a", "b"), "model.onnx")
     recipe = Recipe(Options.of("O3", {"hazards": False}))
-    cure = cure_conversion(
-        model, (str(model), "out.onnx"), recipe, Trial(run=Run(inputs=samples_of({"X": BIG}))), tried=False
-    )
+    cure = cured(model, recipe, {"X": BIG})
     assert cure.confirmed
     assert {"a", "b"} <= set(cure.nodes) <= {"a", "b", "root 0", "root 1"}
 
@@ -153,13 +160,7 @@ def test_no_cure_is_said():
     assert result.exit_code == 1
     assert "! No fix was found" in " ".join(result.output.split())
     assert "--keep-fp32" not in result.output
-    cure = cure_conversion(
-        source,
-        (str(source), "o.onnx"),
-        Recipe(),
-        Trial(run=Run(inputs=samples_of({"X": NORM_X})), limits=Limits(accept=Accept.of("judge.py:same"))),
-        tried=False,
-    )
+    cure = cured(source, Recipe(), {"X": NORM_X}, Limits(accept=Accept.of("judge.py:same")))
     assert (cure.confirmed, cure.command) == (False, "")
     assert 1 <= cure.trials <= TRIALS
 
@@ -214,16 +215,14 @@ def test_a_check_of_float32_tells_nothing():
     result = run("check", source, *inputs(X=-BIG))
     assert result.exit_code == 1
     assert "--keep-fp32" not in result.output
-    assert (
-        cure_run(source, check_run(source, samples_of({"X": -BIG})), Trial(run=Run(inputs=samples_of({"X": -BIG}))))
-        is None
-    )
+    samples = samples_of({"X": -BIG})
+    assert cure_run(Model.of(source), check_run(source, samples), Run(inputs=samples)) is None
 
 
 def test_a_fault_in_float32_that_a_low_model_shows_tells_nothing():
     model = convert_model(parse("(float[4] X) => (float[4] Y) { [root] r = Sqrt (X) [e] Y = Exp (r) }"), "O3")
     samples = samples_of({"X": -BIG})
-    cure = cure_run(model, check_run(model, samples), Trial(run=Run(inputs=samples)))
+    cure = cure_run(Model(model), check_run(model, samples), Run(inputs=samples))
     assert cure is None or not cure.confirmed
 
 
@@ -231,7 +230,7 @@ def test_what_no_node_in_float32_helps_is_said():
     """The input itself is too large for float16."""
     text = "(float16[2] X) => (float16[2] Y) { [double] d = Add (X, X) [half] Y = Add (d, d) }"
     samples = samples_of({"X": np.float16([6e4, 1])})
-    cure = cure_run(parse(text), check_run(parse(text), samples), Trial(run=Run(inputs=samples)))
+    cure = cure_run(Model(parse(text)), check_run(parse(text), samples), Run(inputs=samples))
     assert cure is not None
     assert not cure.confirmed
     assert cure.command == ""
@@ -262,9 +261,7 @@ def test_odd_names_in_conversions(name):
     Path("a folder").mkdir()
     source = saved(chain(name), "a folder/it's a model.onnx")
     recipe = Recipe(Options.of("O3", {"hazards": False}))
-    cure = cure_conversion(
-        source, (str(source), "out put.onnx"), recipe, Trial(run=Run(inputs=samples_of({"X": BIG}))), tried=False
-    )
+    cure = cured(source, recipe, {"X": BIG}, output="out put.onnx")
     assert cure.confirmed
     words = shlex.split(cure.command)
     assert words[2] == str(source)
@@ -320,7 +317,7 @@ def test_integers_that_are_too_large_for_float16():
     assert run("convert", source, "-o", "bad.onnx", *CARELESS, "--force-low", "down|root|after").exit_code == 0
     report = check_run("bad.onnx", samples)
     assert report.first_bad.node == "down"
-    cure = cure_run("bad.onnx", report, Trial(run=Run(inputs=samples)))
+    cure = cure_run(Model.of("bad.onnx"), report, Run(inputs=samples))
     kept = check_run("bad.onnx", samples, keep=frozenset(cure.nodes))
     assert kept.skipped is None
     assert cure.confirmed
@@ -344,14 +341,7 @@ def test_an_input_that_is_too_large_for_float16():
 
 def test_a_careless_input_cast_is_cured_with_the_same_recipe():
     source = saved("(float[2] X) => (float[2] Y) { [root] r = Sqrt (X) [after] Y = Relu (r) }")
-    samples = samples_of({"X": np.float32([1e6, 4])})
-    cure = cure_conversion(
-        source,
-        (str(source), "o.onnx"),
-        Recipe(Options.of("O3", {"hazards": False})),
-        Trial(run=Run(inputs=samples)),
-        tried=False,
-    )
+    cure = cured(source, Recipe(Options.of("O3", {"hazards": False})), {"X": np.float32([1e6, 4])})
     assert cure.confirmed
     assert "root" in cure.nodes
 

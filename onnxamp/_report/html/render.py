@@ -171,7 +171,7 @@ def _is_kind(part: Part, kind: str) -> bool:
 
 @cache
 def _static(name: str) -> str:
-    """Return a static file, with the line ends for which its hash holds whatever a checkout made of them."""
+    """Return a static file with the line ends that its hash is for, even if a checkout changed them."""
     file = files("onnxamp._report.html") / "static" / name
     return file.read_text(encoding="utf-8").replace("\r\n", "\n")
 
