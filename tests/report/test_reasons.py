@@ -4,8 +4,10 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
-from commands import CLASSIFIER, run
+from commands import CLASSIFIER, run, saved
+from graphs.case import add_weights, parse
 
 import onnxamp
 from onnxamp._decide.kinds import kinds
@@ -82,3 +84,13 @@ def test_options_in_pages_are_not_broken_at_their_hyphens() -> None:
     run("view", "model.onnx", "-o", "page.html")
     page = Path("page.html").read_text(encoding="utf-8")
     assert 'inputs and outputs stay in float32. <span class="option">--io-types</span> low' in page
+
+
+def test_the_limit_of_a_part_names_it() -> None:
+    """Otherwise the table would have two rows for one metric of one output."""
+    text = """(float[4,8] X) => (float[4,16] Y) <float[8,8] w, float k = {1000}> {
+        x = MatMul (X, w) h = MatMul (x, w) p = Mul (x, k) Y = Concat <axis = 1> (p, h)
+    }"""
+    saved(add_weights(parse(text), {"w": np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)}))
+    limits = run("convert", "model.onnx", "-v").output.partition("Limits")[2]
+    assert "relative L2 error of its part 'h'" in limits
