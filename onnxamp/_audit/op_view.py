@@ -240,9 +240,41 @@ def _arithmetic(op: str, target: str) -> Iterator[OpFact]:
         for name, row in data.get(part, {}).items():
             if name.partition(" ")[0] == op:
                 form = name.removeprefix(op).strip()
-                text = f"{form}: {_words(row)}" if form else _words(row)
+                terms = 4096 if part in ("products", "sums") else 1
+                text = "; ".join(_phrases(row, terms))
+                text = f"{form}: {text}" if form else text
                 file = f"targets/{target}/arithmetic.toml"
                 yield OpFact("arithmetic", text, file, data.get("source", ""), target)
+
+
+def _phrases(row: Mapping[str, Any], terms: int) -> Iterator[str]:
+    """Yield what a row says of the arithmetic of an op; errors are those of sums of so many terms."""
+    if "accumulator" in row:
+        yield f"accumulates in {row['accumulator']}{_ORDERS[row.get('order')]}"
+    if "growth" in row:
+        errors = f"errors of sums of {terms:,} terms" if terms > 1 else "errors"
+        times = "" if row["growth"] == 1 else f"{row['growth']:g} times "
+        yield f"{errors} are {times}those of one rounding"
+    if "largest" in row:
+        yield f"the largest error is {row['largest']:g} units in the last place"
+    if row.get("overflows"):
+        yield "a sum may overflow on the way to a result that fits"
+    if row.get("cancels"):
+        yield "subtracts the mean in float16, which loses digits if the mean is large"
+    if "split" in row:
+        few, many = row["split"], row["results"]
+        yield f"one accumulator for fewer than {few:,} terms, or for {many:,} results and more"
+    if "computed" in row:
+        yield f"computed as {row['computed']}"
+
+
+_ORDERS: Final = {
+    "sequential": ", with one accumulator",
+    "parallel": ", with several accumulators",
+    "float32": "",
+    None: "",
+}
+"""What the order of a sum adds to its accumulator."""
 
 
 def _hazards(op: str) -> Iterator[OpFact]:

@@ -2,10 +2,12 @@
 runs.
 """
 
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from itertools import chain
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -233,6 +235,8 @@ class _LazyGroup(click.Group):
         typed = args[0]
         if typed not in COMMANDS and typed[:1] != "-" and not ctx.resilient_parsing:
             near = suggestion(COMMANDS, typed)
+            if typed.endswith(".onnx") or Path(typed).exists():
+                near = f" To convert it: onnxamp convert {shlex.quote(typed)}"
             if near:
                 ctx.fail(f"No such command {typed!r}.{near}")
         return super().resolve_command(ctx, args)

@@ -455,10 +455,14 @@ def _more_metrics(diff: DiffReport) -> Table:
 def _limits(diff: DiffReport) -> Table:
     """Return the limits, broken ones first."""
     rows = []
+    parts = {one.name: one.part.told for one in diff.outputs if one.part is not None}
     for one in sorted(diff.judgements, key=lambda judgement: judgement.passed):
         # Cosines are near 1, where three digits would all be nines.
         measured = number(one.found, 7 if one.metric == "cosine" else 3)
-        cells = (one.output, metric_name(one.metric), measured, number(one.limit, 7))
+        metric = metric_name(one.metric)
+        if one.metric == "part_rel_l2" and one.output in parts:
+            metric += f" of {parts[one.output]}"
+        cells = (one.output, metric, measured, number(one.limit, 7))
         rows.append(TableRow(cells, Status.of(one.passed)))
     return table("limits", rows)
 

@@ -9,7 +9,7 @@ from typing import Final
 from onnx import ModelProto
 
 from onnxamp._convert.plan import CONSTANTS, Plan
-from onnxamp._decide.verdicts import title_of
+from onnxamp._decide.verdicts import Reason, title_of
 from onnxamp._graph.types import PRECISIONS
 from onnxamp._model.model import weight_bytes
 from onnxamp._model.protos import opset_imports
@@ -116,6 +116,10 @@ def plan_report(plan: Plan) -> Report:
     rows = tuple(row for row in plan.rows if row.op not in CONSTANTS)
     low = {row.node for row in rows if row.low}
     high = {row.node: row.reason for row in rows if not row.low}
+    # A node that shares the type of another may have a reason of its own, which says more.
+    for hazard in plan.hazards:
+        if high.get(hazard.node) == Reason.TIE.value and not hazard.low:
+            high[hazard.node] = hazard.reason
     reasons = Counter(high.values()).most_common()
     counts = ((title_of(reason), f"{times:,}") for reason, times in reasons)
     named = f"{plan.level} {plan.dtype} for {plan.target}"

@@ -70,6 +70,8 @@ _SCREEN: Final = 20
 """Lines after which the verdict is repeated."""
 _MEMBERS: Final = 3
 """The number of members of a statement that are shown without -v."""
+_NAME: Final = 12
+"""The width that a model's name keeps beside that of the result."""
 _MORE: Final = " …"
 """The end of a sentence that is not shown whole."""
 _FOLDS: Final = 2
@@ -384,14 +386,19 @@ def _remark_room(figures: Sequence[Figure], width: int) -> int:
 
 
 def _fitting(names: Sequence[str], room: int) -> str:
-    """Return names with arrows between them, without their middles where they do not fit."""
+    """Return names with arrows between them, without their middles where they do not fit.
+
+    The last one is cut last: it is the file that was written, which the user may not have named.
+    """
     room -= 3 * (len(names) - 1)
-    shown = dict[int, str]()
+    *others, last = range(len(names))
+    least = sum(min(cell_len(names[at]), _NAME) for at in others)
+    shown = {last: middle_cut(names[last], max(room - least, FOLDED))}
+    room -= cell_len(shown[last])
     # Names that need less than their share leave the rest of it to longer ones.
-    for number, at in enumerate(
-        sorted(range(len(names)), key=lambda at: cell_len(names[at]))
-    ):
-        share = max(room // (len(names) - number), FOLDED)
+    others.sort(key=lambda at: cell_len(names[at]))
+    for number, at in enumerate(others):
+        share = max(room // (len(others) - number), _NAME)
         shown[at] = middle_cut(names[at], share)
         room -= cell_len(shown[at])
     return " → ".join(shown[at] for at in range(len(names)))

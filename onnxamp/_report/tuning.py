@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from math import inf, log10
+from math import ceil, floor, inf, log10
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +32,7 @@ from onnxamp._report.parts import (
     section,
     table,
 )
+from onnxamp._tuning.metric import METRICS
 from onnxamp._tuning.results import Candidate, CompensationEffect, Exponents, Tuned
 
 _NOTHING_LINES: Final = 4
@@ -307,13 +308,27 @@ def _missing(tuned: Tuned) -> str:
         return f"By the estimate, no tolerance gains as much as 1 %. {_LARGER}"
     least = min(faster, key=attrgetter("best_known_error"))
     gain = speedup_text(float32.time, least.time)
-    error = error_text(tuned, least.best_known_error)
+    error = least.best_known_error
+    told = f"{tuned.metric} {error_text(tuned, error)}"
+    given = f"The tolerance is {tolerance_text(tuned)}."
+    if error == inf or (tuned.metric in METRICS and error >= _RUINED):
+        return f"{given} By the estimate, every faster candidate ruins the outputs ({told})."
     return (
-        f"The tolerance is {tolerance_text(tuned)}. By the estimate, {gain} is possible with {tuned.metric} {error}:"
-        " --tolerance accepts that."
+        f"{given} By the estimate, {gain} is possible with {told}:"
+        f" try --tolerance {_accepting(tuned.metric, error)}."
     )
 
 
+def _accepting(metric: str, error: float) -> str:
+    """Return a tolerance of two digits that accepts an error."""
+    if metric == "snr":
+        return f"{floor(-200 * log10(error)) / 10:.1f}"
+    unit = 10.0 ** (floor(log10(error)) - 1)
+    return f"{ceil(error / unit) * unit:.2g}"
+
+
+_RUINED: Final = 1.0
+"""The error of a metric from which nothing is left of the outputs: no tolerance is proposed that accepts it."""
 _GAIN: Final = 1.005
 """The speed-up from which another tolerance is proposed: what rounds to 1.00 gains nothing."""
 _LARGER: Final = (

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Final
 
 import click
+import numpy as np
 
 from onnxamp._base.errors import ArgumentError, RuntimeFailure, suggestion
 from onnxamp._cli.common import Given, check_outputs, show
@@ -27,6 +28,7 @@ from onnxamp.train import (
     build_train_network,
 )
 from onnxamp.train._losses import LOSSES
+from onnxamp.train._network import require_safetensors
 from onnxamp.train._optimizers import OPTIMIZERS
 
 _OWN_LOSS: Final = "model"
@@ -36,6 +38,8 @@ _EPOCH: Final = ("epoch", "loss", "gradient norm", "loss scale", "skipped update
 
 def run(given: Given) -> None:
     """Run ``onnxamp train``."""
+    if given.checkpoint:
+        require_safetensors()
     opened = Model.of(given.model)
     check_outputs(given, [given.output, given.checkpoint], *opened.files)
     batches = Batches(read_npz(given.data), given.batch_size, given.seed)
@@ -93,28 +97,38 @@ def _fit(net: TrainNetwork, batches: Batches, given: Given) -> list[tuple[float,
     Raises:
         RuntimeFailure: no update was made.
     """
-    updates = skips = 0
+    first = net.steps // len(batches)
+    results: list[StepResult] = []
     rows: list[tuple[float, ...]] = []
-    for epoch in range(net.steps // len(batches), given.epochs):
-        results: list[StepResult] = []
-        (mean,) = net.fit(
-            batches.after(epoch),
-            progress=not given.quiet,
-            report=lambda _, result: results.append(result),  # noqa: B023
-        )
-        last = results[-1]
-        skipped = sum(result.overflow for result in results)
-        rows.append((epoch + 1, mean, last.grad_norm, last.scale, skipped))
-        updates = updates + len(results)
-        skips = skips + skipped
-        if given.checkpoint:
-            net.save(given.checkpoint)
-    if updates and updates == skips:
+
+    def note(_: int, result: StepResult) -> None:
+        results.append(result)
+        if len(results) == len(batches):
+            rows.append(_row(first + len(rows) + 1, results))
+            results.clear()
+            if given.checkpoint:
+                net.save(given.checkpoint)
+
+    net.fit(
+        batches.after(first),
+        max(given.epochs - first, 0),
+        progress=not given.quiet,
+        report=note,
+    )
+    updates = len(rows) * len(batches)
+    if updates and updates == sum(row[-1] for row in rows):
         raise RuntimeFailure(
             f"All {updates} updates were skipped because gradients overflowed: train for longer, so that the loss scale"
             " can fall, or start with a smaller one (--loss-scale dynamic:1024)."
         )
     return rows
+
+
+def _row(epoch: int, results: Sequence[StepResult]) -> tuple[float, ...]:
+    """Return the facts of an epoch, in the order of ``_EPOCH``."""
+    loss = float(np.mean([np.mean(result.loss) for result in results]))
+    skipped = sum(result.overflow for result in results)
+    return epoch, loss, results[-1].grad_norm, results[-1].scale, skipped
 
 
 def _network(model: Model, batches: Batches, given: Given) -> TrainNetwork:

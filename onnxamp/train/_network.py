@@ -383,6 +383,7 @@ class TrainNetwork:
             batches = as_samples(batches, self.source)
         means = []
         total = len(batches) * epochs if isinstance(batches, Sized) else 0
+        first = batches.epoch if isinstance(batches, Batches) else 0
         done = 0
         with progress_bar(quiet=not progress) as advance:
             for epoch in range(epochs):
@@ -394,9 +395,8 @@ class TrainNetwork:
                     result = self.step(feeds)
                     losses.append(np.mean(result.loss))
                     done += 1
-                    what = (
-                        f"training: epoch {epoch + 1}/{epochs}, loss {losses[-1]:.4f}"
-                    )
+                    at = f"{first + epoch + 1}/{first + epochs}"
+                    what = f"training: epoch {at}, loss {losses[-1]:.4f}"
                     advance(what, done, total)
                     if report is not None:
                         report(self.steps, result)
@@ -467,7 +467,7 @@ class TrainNetwork:
         Raises:
             OutputError: the file cannot be written.
         """
-        require("safetensors", "A checkpoint needs safetensors", "safetensors")
+        require_safetensors()
         import safetensors.numpy  # noqa: PLC0415 - only checkpoints need it
 
         arrays = {
@@ -486,7 +486,7 @@ class TrainNetwork:
             ModelError: the file cannot be read.
             ArgumentError: the state belongs to another network.
         """
-        require("safetensors", "A checkpoint needs safetensors", "safetensors")
+        require_safetensors()
         import safetensors.numpy  # noqa: PLC0415 - only checkpoints need it
 
         file = as_path(path)
@@ -523,6 +523,15 @@ class TrainNetwork:
             )
             return converted
         return trained_model(self.source, self.masters, arrays, self.stored)
+
+
+def require_safetensors() -> None:
+    """Make sure that checkpoints can be read and written.
+
+    Raises:
+        MissingPackageError: safetensors is not installed.
+    """
+    require("safetensors", "A checkpoint needs safetensors", "safetensors")
 
 
 def _no_evaluation() -> ArgumentError:

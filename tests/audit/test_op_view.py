@@ -49,6 +49,20 @@ def test_a_normalization():
     assert found["exactness"] == ["not exact: low precision rounds its results"]
 
 
+def test_arithmetic_is_told_in_words():
+    told = {op: {fact.target: fact.text for fact in onnxamp.describe_op(op).facts if fact.topic == "arithmetic"}
+            for op in ("MatMul", "Sigmoid", "InstanceNormalization", "AveragePool")}  # fmt: skip
+    assert told["MatMul"]["cuda"].endswith(
+        "accumulates in float32; errors of sums of 4,096 terms are those of one rounding"
+    )
+    assert "accumulates in float16, with one accumulator" in told["MatMul"]["webgpu"]
+    assert "computed as 1 / (1 + exp(-x))" in told["Sigmoid"]["webgpu"]
+    assert "a sum may overflow on the way to a result that fits" in told["AveragePool"]["webgpu"]
+    texts = " ".join(text for texts in told.values() for text in texts.values())
+    for field in ("growth", "cancels", "overflows", "False", "True"):
+        assert field not in texts
+
+
 def test_rules_in_code_name_their_module():
     files = {fact.topic: fact.file for fact in onnxamp.describe_op("LayerNormalization").facts}
     assert files["gradient"] == "onnxamp/_gradients/pointwise.py"

@@ -719,6 +719,7 @@ def test_verbose_shows_tracebacks() -> None:
 
 @pytest.mark.parametrize(("arguments", "said"), [
     (("convrt",), "No such command 'convrt'. Did you mean 'convert'?"),
+    (("m y.onnx",), "No such command 'm y.onnx'. To convert it: onnxamp convert 'm y.onnx'"),
     (("convert", "model.onnx", "--level", "4"), "'4' is not a level: choose one of O0, O1, O2, O3, auto."),
     (("convert", "model.onnx", "--io-types", "float"), "'float' is not one of keep, low and keep:NAME,...."),
     (("check", "model.onnx", "--dim", "batch=0"), "'batch=0' would make inputs empty: give a size of at least 1."),

@@ -50,6 +50,15 @@ def test_short_lines_end_with_whole_clauses(columns: int) -> None:
         assert not line.endswith("…") or line.endswith(", …")
 
 
+def test_the_name_of_the_result_is_whole() -> None:
+    """The user may not have named it, so the name of the model is cut first."""
+    Path("models").mkdir()
+    model = saved(MODEL, "models/classifier.onnx")
+    (line,) = [line for line in lines_of(80, "convert", model) if "→" in line]
+    assert "…" in line
+    assert "→ models/classifier_fp16.onnx   convert" in line
+
+
 @pytest.mark.parametrize("columns", [60, 80])
 def test_details(columns: int) -> None:
     model = saved(MODEL)

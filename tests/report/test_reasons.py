@@ -4,8 +4,10 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
-from commands import CLASSIFIER, run
+from commands import CLASSIFIER, run, saved
+from graphs.case import add_weights, parse
 
 import onnxamp
 from onnxamp._decide.kinds import kinds
@@ -66,3 +68,29 @@ def test_a_node_with_two_hazards_is_counted_once() -> None:
     nodes = [row.node for row in hazards]
     assert int(title[1]) == len(set(nodes))
     assert int(title[2] or 0) == sum(nodes.count(node) > 1 for node in set(nodes))
+
+
+def test_a_node_that_shares_a_type_is_counted_for_its_own_hazard() -> None:
+    """All nodes of a decomposed normalization share a type, but each one is a part of it."""
+    plan = onnxamp.plan_model("model.onnx", fold=False)
+    assert {row.node for row in plan.rows if row.reason == "tie" and not row.low} & {row.node for row in plan.hazards}
+    run("view", "model.onnx", "--no-fold", "-o", "page.html")
+    for text in (repr(plan), Path("page.html").read_text(encoding="utf-8")):
+        assert "part of a decomposed op" in text
+        assert "shares its type with other nodes" not in text
+
+
+def test_options_in_pages_are_not_broken_at_their_hyphens() -> None:
+    run("view", "model.onnx", "-o", "page.html")
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert 'inputs and outputs stay in float32. <span class="option">--io-types</span> low' in page
+
+
+def test_the_limit_of_a_part_names_it() -> None:
+    """Otherwise the table would have two rows for one metric of one output."""
+    text = """(float[4,8] X) => (float[4,16] Y) <float[8,8] w, float k = {1000}> {
+        x = MatMul (X, w) h = MatMul (x, w) p = Mul (x, k) Y = Concat <axis = 1> (p, h)
+    }"""
+    saved(add_weights(parse(text), {"w": np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)}))
+    limits = run("convert", "model.onnx", "-v").output.partition("Limits")[2]
+    assert "relative L2 error of its part 'h'" in limits

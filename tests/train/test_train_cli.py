@@ -1,5 +1,8 @@
 """``onnxamp train``: what is written, said and returned."""
 
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -147,3 +150,24 @@ def test_weights_that_are_named_in_vain() -> None:
         result.stderr.split()
     )
     assert not Path("out.onnx").exists()
+
+
+def test_the_bar_counts_all_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+
+    @contextmanager
+    def bar(**_: object) -> Iterator[Callable[..., None]]:
+        yield lambda what, *_: shown.append(what.partition(",")[0])
+
+    monkeypatch.setattr("onnxamp.train._network.progress_bar", bar)
+    more = ("--data", "data.npz", "--batch-size", 8, "--level", "O0", "--checkpoint", "state")
+    assert run("train", "net.onnx", "-o", "out.onnx", "--epochs", 1, *more).exit_code == 0
+    assert run("train", "net.onnx", "-o", "out.onnx", "--epochs", 3, *more).exit_code == 0
+    assert list(dict.fromkeys(shown)) == ["training: epoch 1/1", "training: epoch 2/3", "training: epoch 3/3"]
+
+
+def test_a_checkpoint_without_its_package_fails_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    result = run("train", "missing.onnx", "--data", "data.npz", "-o", "out.onnx", "--checkpoint", "state")
+    assert result.exit_code == 1
+    assert "A checkpoint needs safetensors, which is not installed" in " ".join(result.output.split())

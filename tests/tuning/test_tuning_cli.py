@@ -1,6 +1,7 @@
 """``onnxamp tune``, and level auto for files: what is written, said, and returned."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,28 @@ def test_pick_from_a_state() -> None:
     assert (second["runs"], second["recalled"], second["chosen"]) == (0, first["runs"], slowest)
     assert [row["low"] for row in second["candidates"]] == [row["low"] for row in first["candidates"]]
     assert weight_types("b.onnx") == weight_types(str(ENCODER))
+
+
+@pytest.mark.slow
+def test_a_tolerance_that_helps_is_proposed_and_accepted() -> None:
+    onnx.save(products(), "net.onnx")
+    arguments = ("tune", "net.onnx", "-o", "out.onnx", "--samples", 1)
+    told = " ".join(run(*arguments, "--tolerance", "1e-6").output.split())
+    proposed = re.search(r"try --tolerance (\S+)\.", told)
+    assert proposed, told
+    assert run(*arguments, "--tolerance", proposed[1]).stdout.startswith("✔ The tolerance is met")
+
+
+@pytest.mark.slow
+def test_no_tolerance_is_proposed_that_ruins_the_outputs() -> None:
+    """The largest of logits that float16 cannot tell apart is another one for every row."""
+    random, size = np.random.default_rng(0), 2048
+    like = random.standard_normal((size, 1)) * (1 + 1e-6 * random.random((1, 2 * size)))
+    text = f"(float[1,{size}] x) => (float[1,{2 * size}] y) {{ y = MatMul (x, a) }}"
+    onnx.save(add_weights(parse(text), {"a": like.astype(np.float32)}), "net.onnx")
+    arguments = ("--metric", "top1", "--tolerance", "0.1", "--samples", 2)
+    told = " ".join(run("tune", "net.onnx", "-o", "out.onnx", *arguments).output.split())
+    assert "By the estimate, every faster candidate ruins the outputs (top1 1)." in told
 
 
 def products() -> ModelProto:

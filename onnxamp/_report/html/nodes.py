@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
 from onnxamp._audit import Audit
-from onnxamp._convert.plan import Plan
-from onnxamp._decide.verdicts import title_of, told
+from onnxamp._convert.plan import HazardRow, Plan
+from onnxamp._decide.verdicts import Reason, title_of, told
 from onnxamp._facts.dtypes import FORMATS
 from onnxamp._numerics.results import FirstBad, LayerDiff, ValueCheck
 from onnxamp._report import number
@@ -283,6 +283,13 @@ def _add_types(rows: Sequence[NodeRow], values: Iterable[ValueRow]) -> None:
             rows[place].precision = types.pop() if len(types) == 1 else "mixed"
 
 
+def _name_hazard(node: NodeRow, hazard: HazardRow) -> None:
+    """Give a node the reason of its own where it only shares the type of another, which says less."""
+    for at, (param, reason, _, low) in enumerate(node.verdicts):
+        if reason == Reason.TIE.value and not low:
+            node.verdicts[at] = (param, hazard.reason, hazard.detail, low)
+
+
 def _add_plan(nodes: Sequence[NodeRow], places: Places, plan: Plan) -> None:
     """Add the decisions of a plan to the nodes, and its hazards."""
     decided: dict[int, set[bool]] = defaultdict(set)
@@ -308,4 +315,6 @@ def _add_plan(nodes: Sequence[NodeRow], places: Places, plan: Plan) -> None:
             )
             level = Severity.WARNING if hazard.low else Severity.NOTE
             text = f"{fate}: {told(hazard.reason, hazard.detail)}"
+            if not hazard.low:
+                _name_hazard(nodes[place], hazard)
             nodes[place].say(level, text)

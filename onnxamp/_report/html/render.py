@@ -110,6 +110,10 @@ def write_page(page: Page, path: str | PathLike[str]) -> None:
     write_file(as_path(path), render(page).encode("utf-8", errors="backslashreplace"))
 
 
+_OPTION: Final = re.compile(r"(?<![\w-])--[a-z][a-z-]{0,28}(?![\w-])")
+"""An option in a sentence; nothing longer, because it would exceed narrow pages."""
+
+
 @cache
 def _environment() -> "Environment":
     # Commands that may write a page import this module, and few do.
@@ -125,7 +129,7 @@ def _environment() -> "Environment":
     )
     environment.filters |= {
         "whole": _whole,
-        "glued": _glued,
+        "glued": _prose,
         "short": _short,
         "cut": _cut,
         "at": "{:.2f}".format,
@@ -150,6 +154,12 @@ def _glued(text: str) -> Markup:
     """Return text as it can be shown, in which numbers keep their units."""
     safe = str(escape(said(text)))
     return Markup(glued(safe).replace("\xa0", "&nbsp;"))  # noqa: S704 - it is escaped
+
+
+def _prose(text: str) -> Markup:
+    """Return a sentence as it can be shown, in which options are not broken at their hyphens."""
+    whole = _OPTION.sub(r'<span class="option">\g<0></span>', str(_glued(text)))
+    return Markup(whole)  # noqa: S704 - it is escaped
 
 
 def _short(text: str) -> Markup:

@@ -131,7 +131,7 @@ const rules = (c, y, ticks) => {
   const isWide = c.right > 60;
   const lines = [];
   if (raw.limit > 0) lines.push([y(raw.limit), `limit ${number(raw.limit, 2)}`]);
-  if (low) lines.push([y(low.rounding), `${isWide ? "one rounding" : "rounding"} ${number(low.rounding, 2)}`]);
+  if (low) lines.push([y(low.rounding), `${isWide ? "one" : "1"} rounding ${number(low.rounding, 2)}`]);
   const parts = lines.map(([at]) => svg("line", { class: "rule", x1: c.left, x2: end, y1: at, y2: at }));
   if (isWide) parts.push(...lines.map(([at, text]) => svg("text", { x: end + 6, y: at + 4 }, text)));
   return [...parts, ...axisLabels(c, isWide ? [] : lines, ticks)];
