@@ -29,6 +29,9 @@ _AT_HAND: Final = 4
 _RUNS: Final = 8
 """Runs through other branches at most. One or two cover all of most models."""
 
+_PADDING_AXES: Final = 2
+"""Axes of a mask that tells tokens from padding: the batch, and the tokens of a sequence."""
+
 _NAMED: Final = 3
 """Branches that a text names."""
 
@@ -43,6 +46,7 @@ class Excursion(NamedTuple):
         alone: the same for each single branch, if there are several: with all together, the values at hand may suit
             none.
         is_hard: whether the inputs are made to be hard, so that limits are wider.
+        is_empty: whether padding is all that the inputs hold, so that outputs mean nothing and only NaN and Inf count.
     """
 
     what: str
@@ -50,6 +54,7 @@ class Excursion(NamedTuple):
     reference: Session
     alone: tuple["Excursion", ...] = ()
     is_hard: bool = False
+    is_empty: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +137,14 @@ def _masks(draw: Draw, reference: Session) -> Iterator[Excursion]:
             named = ", ".join(f"{name!r}" for name in changed)
             what = f"{kept} of each row kept by {named}"
             inputs = Samples(what, [partial(_itself, {**feeds, **changed})])
-            yield Excursion(what, inputs, reference.alone())
+            # A mask with a row for each query may leave nothing to one of many queries. One row is that of a sequence.
+            is_padding = all(mask.ndim <= _PADDING_AXES for mask in changed.values())
+            yield Excursion(
+                what,
+                inputs,
+                reference.alone(),
+                is_empty=is_padding and not keeps,
+            )
 
 
 def _itself(feeds: Mapping[str, Feed]) -> Mapping[str, Feed]:

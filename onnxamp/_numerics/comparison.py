@@ -252,7 +252,7 @@ class Comparison:
             alone = map(compared, excursion.alone if not found.passed else ())
             if excursion.alone and not found.passed:
                 found = next((one for one in alone if not one.passed), report)
-            report = with_extra(report, excursion.what, found)
+            report = with_extra(report, excursion, found)
             if not report.passed:
                 break
         return report
@@ -279,7 +279,7 @@ class Comparison:
             self._hard.append(Excursion(what, found.samples, session, is_hard=True))
         for excursion in self._hard:
             there = compared(excursion)
-            report = with_extra(report, excursion.what, there, is_hard=True)
+            report = with_extra(report, excursion, there)
             if not report.passed:
                 break
         return report
@@ -317,7 +317,9 @@ class Comparison:
         """Compare a result with the reference beyond the samples; arguments as :meth:`compare`."""
         run = replace(self.run, inputs=excursion.samples, workers=None, state=None)
         limits = self.limits.beyond
-        if excursion.is_hard and self.stress is not None:
+        if excursion.is_empty:
+            limits = self.limits.finite
+        elif excursion.is_hard and self.stress is not None:
             limits = self.limits.hard(self.stress.low.name)
         there = replace(
             self,

@@ -7,6 +7,7 @@ from math import inf
 from typing import Final
 
 from onnxamp._facts.ops import op_facts
+from onnxamp._numerics.beyond import Excursion
 from onnxamp._numerics.limits import Limits, is_plain, size_only
 from onnxamp._numerics.metrics import TOLERANCES, Measurement, TensorDiff, metric_name
 from onnxamp._numerics.results import DiffReport, Extra, FirstBad, Judgement, LayerDiff
@@ -95,7 +96,12 @@ def _up_to_parts(report: DiffReport) -> Sequence[LayerDiff]:
 def _judged_extra(report: DiffReport, extra: Extra, limits: Limits) -> Extra:
     """Return a comparison beyond the samples, judged as the samples are."""
     there = replace(report, outputs=extra.outputs)
-    limits = limits.hard(report.lowest) if extra.is_hard else limits.beyond
+    if extra.is_empty:
+        limits = limits.finite
+    elif extra.is_hard:
+        limits = limits.hard(report.lowest)
+    else:
+        limits = limits.beyond
     judgements = limits.judge(
         extra.outputs, report.lowest, report.noise, drawn=report.drawn
     )
@@ -106,16 +112,16 @@ def _judged_extra(report: DiffReport, extra: Extra, limits: Limits) -> Extra:
 
 
 def with_extra(
-    report: DiffReport, what: str, found: DiffReport, *, is_hard: bool = False
+    report: DiffReport, excursion: Excursion, found: DiffReport
 ) -> DiffReport:
     """Return a report with a comparison beyond its samples; if that fails, with its fault, and where that starts.
 
     Args:
         report: the comparison on the samples, which passes.
-        what: the branches or sizes, in words.
+        excursion: what was compared beyond them.
         found: the comparison there.
-        is_hard: whether its inputs are made to be hard.
     """
+    what = excursion.what
     if found.skipped:
         clause = f"{what} ({found.skipped.rstrip('.')})"
         return replace(report, not_run=(*report.not_run, clause))
@@ -127,7 +133,8 @@ def with_extra(
         judgements=found.judgements,
         failure=failure,
         warnings=told,
-        is_hard=is_hard,
+        is_hard=excursion.is_hard,
+        is_empty=excursion.is_empty,
         choices=found.choices,
     )
     report = replace(report, extras=(*report.extras, extra))

@@ -119,6 +119,11 @@ class Limits:
         )
 
     @property
+    def finite(self) -> "Limits":
+        """Limits for outputs that mean nothing: they may hold any number, but neither NaN nor Inf."""
+        return replace(self.beyond, of={}, otherwise={}, tolerance=inf)
+
+    @property
     def scatter(self) -> float:
         """By what factor a single one of further random samples may exceed the limit."""
         return WIDER if self.asked else SCATTER
@@ -151,6 +156,8 @@ class Limits:
         """
         self.check(diff.name.partition("[")[0] for diff in outputs)
         tolerance = self._tolerance(lowest, noise)
+        if tolerance == inf:
+            return ()
         least = min(tolerance, self._tolerance("float32", noise))
         judgements = list[Judgement]()
         for diff in outputs:

@@ -181,7 +181,8 @@ class Extra:
     """A comparison beyond the samples: through branches that none of them takes, or with larger inputs.
 
     ``what`` names the branches or sizes; the other fields are as those of :class:`DiffReport`. ``is_hard`` marks inputs
-    that are made to be hard, which have wider limits.
+    that are made to be hard, which have wider limits, and ``is_empty`` inputs that hold nothing but padding: their
+    outputs mean nothing, and are only asked for NaN and Inf.
     """
 
     what: str
@@ -190,6 +191,7 @@ class Extra:
     failure: str | None = None
     warnings: tuple[str, ...] = ()
     is_hard: bool = False
+    is_empty: bool = False
     choices: tuple[CloseCalls, ...] = ()
 
     @property

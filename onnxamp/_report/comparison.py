@@ -323,7 +323,10 @@ def beyond_usual(diff: DiffReport) -> str:
 def _extra(extra: Extra) -> str:
     """Return what was compared beyond the samples, and the largest error there."""
     errors = [output.rel_l2 for output in extra.outputs if output.is_float]
-    return f"{extra.what} (error {number(max(errors))})" if errors else extra.what
+    if not errors:
+        return extra.what
+    note = ", of outputs that mean nothing" if extra.is_empty else ""
+    return f"{extra.what} (error {number(max(errors))}{note})"
 
 
 def partings(diff: TextResults) -> Iterator[str]:

@@ -204,6 +204,26 @@ def test_masks_keep_some_all_and_none_of_a_row() -> None:
     assert converted(model_of(several))["validation"]["extras"] == []
 
 
+def test_sequences_of_padding_alone_are_only_asked_for_nan() -> None:
+    """Beside float32's lowest number, scores leave no trace: float32 averages all tokens, and float16 weighs some."""
+    text = MASKED.replace("k = {0.2}", "k = {3}").replace("-10000", "-3.4e38")
+    found = converted(model_of(text))["validation"]
+    last = found["extras"][-1]
+    assert last["is_empty"]
+    assert last["outputs"][0]["rel_l2"] > 0.01
+    assert last["judgements"] == []
+    assert found["cure"] is None
+
+
+def test_masks_with_a_row_for_each_query_are_judged_where_they_keep_nothing() -> None:
+    text = MASKED.replace("int64[1,8] attention_mask", "int64[1,1,8] attention_mask")
+    text = text.replace("c = Unsqueeze (b, middle)", "c = Identity (b)")
+    last = converted(model_of(text))["validation"]["extras"][-1]
+    assert last["what"].startswith("none")
+    assert not last["is_empty"]
+    assert last["judgements"]
+
+
 GRAM = """(float[N,64] X) => (float[64,64] Y) <float six = {6}> {
     x = Mul (X, six) t = Transpose <perm = [1, 0]> (x) g = MatMul (t, x) l = Sqrt (six) h = Div (g, l) Y = Tanh (h)
 }"""
