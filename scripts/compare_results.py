@@ -33,7 +33,8 @@ from onnx import ModelProto, TensorProto
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "build" / "results"
-REAL_MODELS = ROOT.parent / "shared" / "models"
+REAL_MODELS = Path(os.environ.get("ONNXAMP_REAL_MODELS") or ROOT.parent / "shared" / "models")
+"""Real models that are not part of the repository, as in tests/real_models.py; there may be none."""
 
 TIME_LIMIT = 300
 """Seconds after which a conversion or a command is ended, which counts as its result."""

@@ -89,7 +89,7 @@ def run(given: Given) -> None:
 def _inspected(
     given: Given, opened: Model, levels: Sequence[str]
 ) -> tuple[Counts, dict[str, Planned], dict[str, str | None]]:
-    """Return the ops of a model, and what each level makes of it: a plan with counts of nodes, and hints.
+    """Return the ops of a model and, for each level, its plan with counts of nodes, and hints.
 
     A level that the opset of the model is too old for is left out, and the report says so.
     """

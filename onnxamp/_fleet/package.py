@@ -229,7 +229,7 @@ def companions_of(
 ) -> tuple[list[Path], list[Path]]:
     """Return the files beside the models of a package that software reads, and links to files outside the folder.
 
-    Links are not copied, because a copy would hold what is not part of the folder and may be secret.
+    Links are not copied, because a copy would hold data from outside the folder, which may be secret.
 
     Args:
         package: the folder.

@@ -272,7 +272,7 @@ def expand(
         ModelError: a function cannot be inlined.
     """
     model = inline_functions(model, partly=True)
-    # Each round replaces what the last one has brought in, one level of function bodies.
+    # Each round inlines the functions that the last one brought in: one level of function bodies.
     for _ in range(_ROUNDS):
         graph = Graph.of(model)
         path, moved = find_path(

@@ -38,7 +38,7 @@ def begun(request: Request) -> Iterator[tuple[Job, "Measures | None"]]:
     """Draw samples, open the state, and start the worker processes that a request asks for.
 
     Yields:
-        The conversion before any measurement, and what it measures; None if it runs no model.
+        The conversion before any measurement, and its measurements; None if it runs no model.
     """
     asked = request.run
     with declared_ops(request.options.custom_ops):
@@ -80,7 +80,7 @@ def settled(job: Job, measures: "Measures | None") -> Job:
 
 
 def _measures(request: Request, run: Run) -> "Measures | None":
-    """Return what a request measures; None if it runs no model, or none can run here."""
+    """Return the measurements of a request; None if it runs no model, or none can run here."""
     validates = request.validation is not None and has_runtime()
     expects = request.expects and has_runtime()
     if not (validates or request.measures or expects):

@@ -12,7 +12,7 @@ from onnxamp._runtime.run import RunOptions
 
 
 def headroom_of(model: Model, options: Options, run: RunOptions) -> tuple[Room, ...]:
-    """Return the values with the least headroom: what is proven and, if there are samples, what they show.
+    """Return the values with the least headroom, by proof and, if there are samples, by runs.
 
     Args:
         model: the original.

@@ -41,7 +41,7 @@ _MEASURING: Final = 1 / 2
 
 def healed(
     job: Job, validator: Validator, validation: Validation, refused: RefusedError
-) -> tuple[Conversion, DiffReport]:
+) -> Conversion:
     """Convert a model whose result failed its validation in other ways, and write a result that passes.
 
     That is one with more nodes in float32, one at level O1, one at level auto, or the float32 model.
@@ -75,9 +75,7 @@ def healed(
         layers = False if is_last else validation.layers
         attempt = replace(job, options=way.options, plan=way.plan)
         try:
-            conversion, report = validator.convert(
-                attempt, layers, must_pay=not is_last
-            )
+            conversion = validator.convert(attempt, layers, must_pay=not is_last)
         except RefusedError:
             fallbacks.reasons.append("")
             continue
@@ -98,14 +96,20 @@ def healed(
             conversion = replace(conversion, not_worth=not_worth, kept_original=True)
             outcome = f"A conversion passes, but is not worth it. {not_worth}"
             cure = replace(cure, outcome=outcome)
-        return conversion, replace(report, cure=cure)
+        return _with_cure(conversion, cure)
     raise RuntimeFailure(
         "Two runs of the float32 model disagree, so no result can be validated: --no-validate skips the validation."
     )
 
 
+def _with_cure(conversion: Conversion, cure: Cure) -> Conversion:
+    """Return a conversion whose validation names the cure that it owes its success to."""
+    assert conversion.validation is not None
+    return replace(conversion, validation=replace(conversion.validation, cure=cure))
+
+
 def _explained(conversion: Conversion, asked: Options) -> Conversion:
-    """Return a conversion in whose reasons "needed" replaces names that the user did not give."""
+    """Return a conversion whose reasons say "needed" instead of names that the user did not give."""
     if asked.keep_nodes or asked.keep_high:
         return conversion
     plan = conversion.plan
@@ -126,7 +130,7 @@ def _explained(conversion: Conversion, asked: Options) -> Conversion:
 
 
 def _needed(weight: KeptWeight) -> Mapping[str, str]:
-    """Return why the readers of a weight are in float32, likewise."""
+    """Return why the readers of a weight are in float32, with names that the user did not give replaced by "needed"."""
     named = title_of(Reason.PATTERN.value)
     return {
         reader: _NEEDED if why.startswith(named) else why
@@ -135,7 +139,7 @@ def _needed(weight: KeptWeight) -> Mapping[str, str]:
 
 
 def _causes(conversion: Conversion) -> tuple[Cause, ...]:
-    """Return the reasons that keep nodes in float32, likewise."""
+    """Return the reasons that keep nodes in float32, with the same replacement."""
     causes = list[Cause]()
     for cause in conversion.causes:
         is_named = cause.reason == Reason.PATTERN.value
@@ -145,14 +149,15 @@ def _causes(conversion: Conversion) -> tuple[Cause, ...]:
 
 def _write_failed(
     job: Job, validator: Validator, validation: Validation, failure: DiffReport
-) -> tuple[Conversion, DiffReport]:
+) -> Conversion:
     """Write a result that failed under another name."""
     target = validation.failed or failed_name(validator.sink.target)
     made_folder(target.parent)
     sink = replace(validator.sink, target=target, stage=None)
     written = write_conversion(job, sink, kept=validator.kept, proof=validator.proof)
     cure = NO_ISLANDS if computes_low(job.options.target) else failure.cure
-    return written.outcome(), replace(failure, result=str(target), cure=cure)
+    report = replace(failure, result=str(target), cure=cure)
+    return replace(written.outcome(), validation=report)
 
 
 class _Way(NamedTuple):

@@ -64,7 +64,7 @@ class Measures:
         if comparison is not None:
             comparison.try_reference()
             if job.tuned is not None and job.tuned.coarse:
-                # What the model's own rounding to integers moves must not fail the validation of a tuned result.
+                # Errors from the model's own rounding to integers must not fail the validation of a tuned result.
                 limits = comparison.limits
                 widest = max(limits.tolerance or 0.0, job.tuned.tolerance)
                 comparison.limits = replace(limits, tolerance=widest)
@@ -83,8 +83,8 @@ class Measures:
 
     def healed(
         self, job: Job, validator: Validator, refused: RefusedError
-    ) -> tuple["Conversion", DiffReport]:
-        """Return what is written in place of a result that failed its validation."""
+    ) -> "Conversion":
+        """Return the result that replaces one that failed its validation."""
         validation = self.request.validation
         assert validation is not None
         return healed(job, validator, validation, refused)

@@ -77,10 +77,9 @@ def convert_to_file(request: Request, sink: Sink) -> Outcome:
             validation = request.validation
             assert validation is not None
             try:
-                conversion, report = validator.convert(job, validation.layers)
+                conversion = validator.convert(job, validation.layers)
             except RefusedError as refused:
-                conversion, report = measures.healed(job, validator, refused)
-            conversion = replace(conversion, validation=report)
+                conversion = measures.healed(job, validator, refused)
         release_sources()  # the result is in its place
         if job.run.state is not None:
             job.run.state.drop(CONVERSION)

@@ -133,8 +133,8 @@ class Validator:
 
     def convert(
         self, job: Job, layers: bool | None, *, must_pay: bool = False
-    ) -> tuple[Conversion, DiffReport]:
-        """Convert, and write the result if it passes or cannot be compared.
+    ) -> Conversion:
+        """Convert, and write the result if it passes or cannot be compared; its validation comes with it.
 
         Args:
             job: the conversion.
@@ -157,7 +157,7 @@ class Validator:
             worth = staged.worth(result, shapes)
             if must_pay and worth.is_pointless:
                 raise NotWorthError(worth.sentence())
-        return staged.judged(worth, shapes), report
+        return replace(staged.judged(worth, shapes), validation=report)
 
     def _judge(self, job: Job, result: Model, layers: bool | None) -> DiffReport:
         """Compare a result under a temporary name.

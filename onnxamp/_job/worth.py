@@ -28,7 +28,7 @@ SLOWER: Final = "but slower by the estimate"
 
 
 class Proposal(NamedTuple):
-    """Options that give a better result, and what they give, in a clause."""
+    """Options that give a better result, and their effect in a clause."""
 
     option: str
     effect: str
@@ -39,7 +39,7 @@ class Proposal(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """What a conversion gains.
+    """The gain of a conversion.
 
     Attributes:
         before: bytes of the files of the original.

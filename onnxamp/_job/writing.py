@@ -270,7 +270,7 @@ class StagedConversion:
     def worth(
         self, result: Model, shapes: Mapping[str, tuple[int, ...]] | None
     ) -> Worth:
-        """Return what the conversion gains.
+        """Return the gain of the conversion.
 
         Args:
             result: the written model, whose file is still there.

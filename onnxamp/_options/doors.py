@@ -239,7 +239,7 @@ class _Call:
             raise ArgumentTypeError(self._trouble(positional, named)) from None
 
     def _trouble(self, positional: int, named: Mapping[str, Any]) -> str:
-        """Return what is wrong with arguments that the function does not take."""
+        """Return the fault of arguments that the function does not take."""
         names = self.names
         known = ", ".join(names) if names else "none"
         ordered = self.ordered

@@ -201,7 +201,7 @@ WHOLE: Final = (int, np.integer)
 """Types of numbers, and of whole numbers. Bools do not count."""
 
 _MOST_BITS: Final = 1023
-"""The number of bits of an integer that float64 can hold whatever they are."""
+"""Bits up to which no integer overflows float64."""
 
 
 def checked_number(

@@ -19,6 +19,7 @@ from onnxamp._numerics.results import DiffReport
 from onnxamp._report import glued, said
 from onnxamp._report.comparison import status_of
 from onnxamp._report.parts import (
+    MARKS,
     Bars,
     Figure,
     Gauges,
@@ -37,13 +38,6 @@ from onnxamp._report.parts import (
 
 _FORMAT: Final = 1
 """Version of the JSON forms."""
-_MARKS: Final = {
-    Status.PASSED: "✅",
-    Status.INEXACT: "⚠️",
-    Status.FAILED: "❌",
-    Status.UNKNOWN: "❔",
-    Status.NO_GAIN: "⚠️",
-}
 _SIGNS: Final = {
     Severity.NONE: "",
     Severity.NOTE: "",
@@ -139,7 +133,7 @@ def as_markdown(report: Report, *, verbose: bool = False) -> str:
 
 def error_markdown(sentence: str) -> str:
     """Return the error if there is no report."""
-    return f"### {_MARKS[Status.FAILED]} {_text(sentence)}"
+    return f"### {MARKS[Status.FAILED].markdown} {_text(sentence)}"
 
 
 def _text(text: str) -> str:
@@ -155,7 +149,7 @@ def _head(report: Report) -> Iterator[str]:
     facts += map(_text, (report.task, *report.ran))
     verdict = report.verdict
     if verdict is not None:
-        yield f"### {_MARKS[verdict.status]} {_text(verdict.sentence)}"
+        yield f"### {MARKS[verdict.status].markdown} {_text(verdict.sentence)}"
     yield " · ".join(facts)
     if verdict is not None and verdict.details:
         yield "\n".join(f"- {_text(detail)}" for detail in verdict.details)
@@ -224,7 +218,7 @@ def _table(part: Table, *, verbose: bool) -> Iterator[str]:
         texts = [*map(_text, row.cells)]
         if row.is_strong:
             texts = [f"**{text}**" if text else text for text in texts]
-        cells.append([_MARKS[row.status] if row.status else "", *texts])
+        cells.append([MARKS[row.status].markdown if row.status else "", *texts])
     titles = ["", *map(_text, part.columns)]
     yield _grid(titles, cells, [at + 1 for at in part.right])
     if verbose and any(row.remark for row in rows):

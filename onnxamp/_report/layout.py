@@ -11,7 +11,7 @@ from rich.text import Text
 
 from onnxamp._base.errors import printable
 from onnxamp._report import glued
-from onnxamp._report.parts import Status, Table, TableRow
+from onnxamp._report.parts import MARKS, Status, Table, TableRow
 
 GAP: Final = 2
 """Columns of the terminal between those of a table, and before the first."""
@@ -29,13 +29,13 @@ _JOINT: Final = "\x1f"
 """Marks where a name may be folded: for rich, it is a space of no width."""
 _JOINTS: Final = re.compile(r"(?<=/)(?=\w)")
 SHOWN: Final = str.maketrans({_GLUE: " ", _JOINT: None})
-MARKS: Final = {
-    Status.PASSED: ("✔", "green"),
-    Status.INEXACT: ("≈", "yellow"),
-    Status.FAILED: ("✘", "red"),
-    Status.UNKNOWN: ("?", "yellow"),
-    Status.NO_GAIN: ("!", "yellow"),
-}
+
+
+def mark_of(status: Status | None) -> tuple[str, str]:
+    """Return the sign of a verdict and its color; empty texts if there is none."""
+    if status is None:
+        return "", ""
+    return MARKS[status].terminal, MARKS[status].color
 
 
 def grid_of(
@@ -64,7 +64,7 @@ def grid_of(
     for number, row in enumerate(rows, 1):
         cells = list[Text]()
         if has_marks:
-            cells.append(Text.assemble(MARKS[row.status]) if row.status else Text())
+            cells.append(Text.assemble(mark_of(row.status)))
         for at, width in widths.items():
             text = columns[at][number]
             cells.append(text if at in part.prose else cut(text, width))
@@ -75,7 +75,7 @@ def grid_of(
 def unaligned(part: Table, rows: Sequence[TableRow]) -> Iterator[Text]:
     """Yield the lines of a table that is too wide to be read in columns: padding would be most of it."""
     titles = [("", part.columns)] if any(part.columns) else []
-    marks = (MARKS[row.status][0] if row.status else "" for row in rows)
+    marks = (mark_of(row.status)[0] for row in rows)
     lines = [*titles, *zip(marks, (row.cells for row in rows), strict=True)]
     has_marks = any(row.status for row in part.rows)
     for mark, cells in lines:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from onnxamp._audit.op_view import OpView
-from onnxamp._report.parts import Report, section, table
+from onnxamp._report.parts import Report, hint, section, table
 
 
 def op_report(view: OpView) -> Report:
@@ -19,6 +19,7 @@ def ops_report(views: Sequence[OpView]) -> Report:
             (fact.topic, fact.target, fact.text, fact.file, fact.source)
             for fact in view.facts
         )
-        sections.append(section(view.op, table("op-facts", rows)))
+        told = hint("Files are in onnxamp/_data, unless they name a module.")
+        sections.append(section(view.op, told, table("op-facts", rows)))
     names = tuple(view.op for view in views)
     return Report("lists", models=names, sections=tuple(sections))

@@ -46,6 +46,24 @@ class Status(StrEnum):
         return cls.PASSED if passed else cls.FAILED
 
 
+class Mark(NamedTuple):
+    """The sign of a verdict in each view, and its color on a terminal."""
+
+    terminal: str
+    color: str
+    page: str
+    markdown: str
+
+
+MARKS: Final[Mapping[Status, Mark]] = {
+    Status.PASSED: Mark("✔", "green", "✓", "✅"),
+    Status.INEXACT: Mark("≈", "yellow", "≈", "⚠️"),
+    Status.FAILED: Mark("✘", "red", "✕", "❌"),
+    Status.UNKNOWN: Mark("?", "yellow", "?", "❔"),
+    Status.NO_GAIN: Mark("!", "yellow", "!", "⚠️"),
+}
+
+
 class Severity(IntEnum):
     """Severity of a message. WARNING and ERROR are problems."""
 

@@ -27,12 +27,12 @@ from onnxamp._base.errors import printable
 from onnxamp._report.layout import (
     FOLDED,
     GAP,
-    MARKS,
     SHOWN,
     clauses_cut,
     column_widths,
     grid_of,
     hanging,
+    mark_of,
     middle_cut,
     name_cut,
     natural_width,
@@ -102,18 +102,16 @@ def print_report(
         console.width = _ENDLESS
     with console.capture() as capture:
         console.print(
-            _Rendering(report, verbose, whole, brief, has_steps=True), crop=False
+            _Rendering(report, verbose, whole, brief, is_printed=True), crop=False
         )
     # Rich would not raise an error for a closed pipe.
     console.file.write(capture.get())
     console.file.flush()  # errors follow on standard error
 
 
-def as_text(
-    report: Report, *, verbose: bool = False, more: str = " (-v shows all)"
-) -> "_Rendering":
-    """Return a report without its steps, as a renderable for rich; ``more`` says how to see the rest."""
-    return _Rendering(report, verbose, more=more)
+def as_text(report: Report, *, verbose: bool = False) -> "_Rendering":
+    """Return a report without its steps, as a renderable for rich."""
+    return _Rendering(report, verbose)
 
 
 def fitted(text: str, prefix: str = "") -> str:
@@ -149,14 +147,21 @@ def is_screen(console: Console) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Rendering:
-    """The form of a report: complete, with unshortened names (``whole``), or only the verdict (``brief``)."""
+    """The form of a report: complete, with unshortened names (``whole``), or only the verdict (``brief``).
+
+    If a command prints it (``is_printed``), next steps follow, and hints name the option -v.
+    """
 
     report: Report
     verbose: bool
     whole: bool = False
     brief: bool = False
-    has_steps: bool = False
-    more: str = " (-v shows all)"
+    is_printed: bool = False
+
+    @property
+    def more(self) -> str:
+        """How to see the rows and names that are left out."""
+        return " (-v shows all)" if self.is_printed else ""
 
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
@@ -177,7 +182,7 @@ class _Rendering:
         report = self.report
         width = options.max_width
         if (
-            self.has_steps
+            self.is_printed
             and not self.brief
             and not self.verbose
             and _is_short(report)
@@ -189,7 +194,7 @@ class _Rendering:
         if report.verdict is not None and len(lines) > _SCREEN and not self.brief:
             last = [Text(), _summary(report, width)]
         is_fine = report.verdict is None or report.verdict.status in _FINE
-        if self.has_steps and not (self.brief and is_fine):
+        if self.is_printed and not (self.brief and is_fine):
             last += _steps(report.steps)
         lines += Segment.split_lines(console.render(Group(*last), options))
         return lines
@@ -412,7 +417,7 @@ def _short_head(
     room = printer.width - 2 * GAP
     if verdict is not None:
         sentence = printer.start(text_of(verdict.sentence, "bold"), GAP)
-        yield hanging(MARKS[verdict.status], sentence)
+        yield hanging(mark_of(verdict.status), sentence)
     task = f"   {report.task}" if verdict is not None else ""
     if report.models:
         models = [*map(printable, report.models)]
@@ -444,7 +449,7 @@ def _head(report: Report, width: int) -> Iterator[RenderableType]:
             yield text_of(models)
         yield from (text_of(text, "dim") for text in report.ran)
         return
-    yield hanging(MARKS[verdict.status], text_of(verdict.sentence, "bold"))
+    yield hanging(mark_of(verdict.status), text_of(verdict.sentence, "bold"))
     if models:
         both = Text.assemble(text_of(models), "   ", text_of(report.task, "dim"))
         is_one = both.cell_len + GAP <= width
@@ -462,7 +467,7 @@ def _summary(report: Report, width: int) -> Grid:
     parts = [name + report.verdict.sentence.removesuffix("."), *_briefly(report)]
     while len(parts) > 1 and cell_len(printable(", ".join(parts))) + GAP > width:
         parts.pop()
-    return hanging(MARKS[report.verdict.status], text_of(", ".join(parts), "bold"))
+    return hanging(mark_of(report.verdict.status), text_of(", ".join(parts), "bold"))
 
 
 def _briefly(report: Report) -> list[str]:

@@ -88,7 +88,7 @@ def as_screen(result: Any) -> str:
         force_jupyter=False,
     )
     with console.capture() as capture:
-        console.print(as_text(_report(result), more=""))
+        console.print(as_text(_report(result)))
     lines = [line.rstrip() for line in capture.get().splitlines()]
     if len(lines) > _LINES:
         lines = [*lines[: _LINES - 1], "…"]

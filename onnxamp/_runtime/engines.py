@@ -227,7 +227,7 @@ def _bytes_of(output: Any) -> int:
 
 @dataclass(slots=True)
 class Session:
-    """A model on an engine. What is prepared for one sample (analysis, emulation, sessions) is reused for the next.
+    """A model on an engine. The preparation for one sample (analysis, emulation, sessions) is reused for the next.
 
     Attributes:
         whole: run it in one optimized session instead of pieces, except for samples with empty optionals, which
@@ -307,7 +307,7 @@ class Session:
         return is_plain and all(feed is not None for feed in feeds.values())
 
     def alone(self) -> "Session":
-        """Return the same model with outputs of its own; both share what is prepared."""
+        """Return the same model with outputs of its own; both share their preparation."""
         return replace(self, outputs=OutputCache(), _prepared=None)
 
     def anew(self, forced: Mapping[str, bool]) -> "Session":

@@ -182,7 +182,7 @@ class Probe(ABC, Generic[T]):
         """
 
     def activity(self, activity: str, first: int, count: int, total: int) -> str:
-        """Return a description of what is being done with some samples in this process."""
+        """Return the activity to report while this process measures some samples."""
         del first, count, total
         return activity
 

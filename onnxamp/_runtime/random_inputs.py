@@ -254,7 +254,7 @@ class Draw(NamedTuple):
     """The facts about the model, which the first sample determines."""
     seed: int
     sizes: Mapping[str, int] = {}
-    """Sizes used in place of the usual ones, with which the model does not run: determined ones, and tried ones."""
+    """Sizes in place of usual ones with which the model does not run: weights determine them, or they were tried."""
     tried: tuple[Mapping[str, int], ...] = ()
     """Sizes with which it does not run."""
 
@@ -288,7 +288,7 @@ def input_maker(
     dims: Mapping[str, int] | None = None,
     ranges: Mapping[str, tuple[float, float]] | None = None,
 ) -> InputMaker:
-    """Analyse what a model does with its inputs.
+    """Analyse the roles of a model's inputs.
 
     Args:
         graph: the model.
@@ -356,7 +356,7 @@ def _inner_dims(entries: Iterable[ValueInfoProto]) -> Iterator[str]:
 
 
 def _completed(use: Use, length: int, count: int, extent: tuple[int, ...]) -> Use:
-    """Return a use with what follows from the sizes of other inputs.
+    """Return a use, completed with the numbers that follow from the sizes of other inputs.
 
     Args:
         use: the use.

@@ -526,7 +526,7 @@ def usual_count(reference: Session, draw: Draw, *engines: str | None) -> int:
 
 
 def _numbers(outputs: Mapping[str, Any]) -> Iterator[float]:
-    """Yield how many numbers of each float output count; of those that are all zero, none is shown."""
+    """Yield how many numbers of each float output count; outputs that are all zero are left out."""
     for output in outputs.values():
         for array in map(np.asarray, output if isinstance(output, list) else [output]):
             if array.dtype.kind != "f":

@@ -121,7 +121,7 @@ def _fault(
     optimize: bool,
     disabled: Sequence[str],
 ) -> tuple[str, str]:
-    """Return how far ONNX Runtime gets with a file, and the first line of its error, "" if there is none.
+    """Return the last stage that ONNX Runtime reaches with a file, and the first line of its error, "" without one.
 
     Stages are "graph", in which the graph is resolved, and "session", in which it is optimized and gets its kernels;
     "kernel" says that one is missing.

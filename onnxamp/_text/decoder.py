@@ -103,7 +103,7 @@ class Decoder(NamedTuple):
 
     @classmethod
     def of(cls, model: Model) -> "Decoder":
-        """Return what the inputs of a model mean.
+        """Return the roles of a model's inputs.
 
         Raises:
             ArgumentError: it takes no tokens, or gives no logits.

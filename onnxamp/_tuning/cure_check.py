@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from time import monotonic
@@ -86,24 +86,39 @@ def cure_run(
             if is_emulated:
                 raise
             return None  # it cannot be raised to float32, or contradicts itself with these nodes
-    names = shlex.quote("|".join(map(re.escape, nodes)))
-    count = f"{node_count(nodes)} in float32"
     if checked.first_bad is not None or checked.skipped is not None:
         when = f" in {seconds:.0f} s" if monotonic() > until else ""
         what, where = ("trials", "") if is_emulated else ("conversions", " there")
+        count = f"{node_count(nodes)} in float32"
         text = f"No fix was found{when}: {what} with up to {count} also fail{where}."
         return Cure("", tuple(nodes), text, confirmed=False, trials=trials)
-    options = []
-    if known is not None:
-        options.append(f"--target {target}")
+    named = None if known is None else known.name
+    options, text = _fix(nodes, named, is_emulated=is_emulated)
+    return Cure(options, tuple(nodes), text, confirmed=True, trials=trials)
+
+
+def _fix(
+    nodes: Collection[str], target: str | None, *, is_emulated: bool
+) -> tuple[str, str]:
+    """Return the options with which no fault is left, and a sentence that leads to them.
+
+    Args:
+        nodes: the nodes that stay in float32.
+        target: the target of the engine that computes low precision itself; None if it has no profile.
+        is_emulated: whether low precision was emulated instead.
+    """
+    options = [] if target is None else [f"--target {target}"]
     if nodes:
-        options.append(f"--keep-fp32 {names}")
-    how = f"for {target}" if known is not None else "again"
-    more = f" with {count}" if nodes else ""
-    text = f"Tried: converted {how}{more}, it has no fault there. Convert the original with"
+        names = "|".join(map(re.escape, nodes))
+        options.append(f"--keep-fp32 {shlex.quote(names)}")
+    count = f"{node_count(nodes)} in float32"
     if is_emulated:
         text = f"Tried: no fault is left with {count}. Convert the original again with"
-    return Cure(" ".join(options), tuple(nodes), text, confirmed=True, trials=trials)
+    else:
+        how = "again" if target is None else f"for {target}"
+        more = f" with {count}" if nodes else ""
+        text = f"Tried: converted {how}{more}, it has no fault there. Convert the original with"
+    return " ".join(options), text
 
 
 def _converted(model: Model, target: str, nodes: Iterable[str]) -> Model:

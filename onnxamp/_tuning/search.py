@@ -300,7 +300,7 @@ def timed(search: CandidateSearch, tuned: Tuned) -> Tuned:
         is_faster = usual in known and known[usual] * _CLOSE < fastest
         if is_faster and search.measure(usual) <= search.limit:
             able.append(usual)
-    # What the search chose stays unless another one is faster by more than noise.
+    # The choice of the search stays unless another one is faster by more than noise.
     best = min(able, key=lambda low: known[low] * (1 if low == own else _CLOSE))
     rows = [*tuned.candidates[:-1]]
     if best and best not in {row.low for row in rows}:

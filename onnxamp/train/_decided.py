@@ -16,7 +16,9 @@ from onnxamp._gradients.pointwise import RUNNING, SCALED
 from onnxamp._gradients.writer import MIN_OPSET
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._job.api import converted_as
+from onnxamp._job import Request
+from onnxamp._job.in_memory import convert_in_memory
+from onnxamp._model.model import Model
 from onnxamp._options.options import DECIDED_LOW, LOSS_SCALED, Options, Rule
 from onnxamp.train._step import OWN
 
@@ -41,7 +43,8 @@ class Decisions(NamedTuple):
 
 def decide_forward(model: ModelProto, options: Options) -> Decisions:
     """Return the decisions of the conversion of a model."""
-    analysis = converted_as(model, options)[0].analysis
+    converted, _ = convert_in_memory(Request(model=Model.of(model), asked=options))
+    analysis = converted.analysis
     graph = analysis.graph
     ports = analysis.ports
     is_low = analysis.decision.of_ports()

@@ -27,7 +27,7 @@ from onnxamp._report.html import Page
 from onnxamp._report.html.nodes import NodeRow, ValueRow
 from onnxamp._report.html.plot import plot_of
 from onnxamp._report.layout import middle_cut
-from onnxamp._report.parts import Part, Report, listed_parts
+from onnxamp._report.parts import MARKS, Part, Report, listed_parts
 from onnxamp._tuning.results import Tuned
 
 if TYPE_CHECKING:
@@ -136,6 +136,7 @@ def _environment() -> "Environment":
         "listed": listed_parts,
     }
     environment.tests["kind"] = _is_kind
+    environment.globals["marks"] = MARKS
     return environment
 
 
