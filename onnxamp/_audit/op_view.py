@@ -191,19 +191,30 @@ _MAKERS: Final = ("onnxruntime", "tensorrt_rtx", "package")
 def _low_kernels(name: str, version: str, op: str) -> str:
     """Return the low-precision types that kernels take, with the versions of the op."""
     provider = f"{name}@{version}" if version else name
-    rows = list[str]()
+    spans = list[tuple[str, int, int]]()
     table = kernel_table(provider).get(op, ())
     for row in sorted(table, key=lambda row: row.since):
         taken = set[str]().union(*row.types.values())
         names = [low.name for kind, low in LOW_TENSORS.items() if kind in taken]
-        span = f"version {row.since}"
-        if row.until is not None:
-            span = f"versions {row.since} to {row.until}"
-        if names:
-            rows.append(f"{' and '.join(names)} for {span}")
-    if rows:
-        return "; ".join(dict.fromkeys(rows))
+        if not names:
+            continue
+        told, first = " and ".join(names), row.since
+        last = row.since if row.until is None else row.until
+        # Kernels of the same types for adjacent versions are one fact.
+        if spans and spans[-1][0] == told and first <= spans[-1][2] + 1:
+            _, first, before = spans.pop()
+            last = max(last, before)
+        spans.append((told, first, last))
+    if spans:
+        return "; ".join(
+            f"{told} for {_span(first, last)}" for told, first, last in spans
+        )
     return "float32 only" if table else "no kernel"
+
+
+def _span(first: int, last: int) -> str:
+    """Return versions of an op in words."""
+    return f"version {first}" if first == last else f"versions {first} to {last}"
 
 
 def _of_targets(op: str) -> Iterator[OpFact]:

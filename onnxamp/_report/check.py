@@ -254,13 +254,12 @@ def _fits(run: RunCheck) -> tuple[str, ...]:
         f" {number(largest.largest)}."
     )
     if not fitting:
-        exponents = "No exponent brings it" if one else "No exponents bring them"
-        return text, f"{exponents} into range."
+        return text, f"--rescale cannot bring {'it' if one else 'them'} into range."
     inputs = " on these random inputs" if run.fit.made_up else ""
     which = f"{fitting:,} of them fit"
     if fitting == len(values):
         which = "It fits" if one else "All fit"
-    return text, f"{which} with exponents{inputs}: onnxamp convert --rescale."
+    return text, f"{which} with onnxamp convert --rescale{inputs}."
 
 
 def _out_of_range(row: OutOfRange) -> tuple[str, ...]:
@@ -277,7 +276,7 @@ def _exponents_step(run: RunCheck | None) -> tuple[NextStep, ...]:
         return ()
     if run.cure is not None and run.cure.command == "--rescale":
         return ()
-    text = "Tried: no fault is left with exponents. Convert the original again with"
+    text = "Tried: no fault is left with --rescale. Convert the original again with"
     return (NextStep(text, "--rescale", is_options=True),)
 
 

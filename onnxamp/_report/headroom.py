@@ -24,16 +24,29 @@ def headroom_section(rooms: Sequence[Room], dtype: str) -> Section:
     if low is None or not rooms:
         return section("Headroom")
     limit = low.max_finite
-    gauges = tuple(_gauge(room, limit) for room in rooms)
+    has_run = any(room.seen is not None or room.stressed is not None for room in rooms)
+    # Without a run, a value without a bound is unknown, and a bar that leaves the axis would look like a fault.
+    known = [room for room in rooms if has_run or room.proven is not None]
+    if not known:
+        return section("Headroom", hint(_UNKNOWN))
+    gauges = tuple(_gauge(room, limit) for room in known)
     columns = ("value", "seen", "stressed", "proven", f"largest |x|, to {limit:g}")
     told = f"Values closest to the end of {dtype}. Each step of a bar doubles the magnitude."
-    if all(room.seen is None for room in rooms):
+    if len(known) < len(rooms):
+        told += " Values without a proven bound are left out. --inputs shows how far samples come."
+    elif all(room.seen is None for room in rooms):
         told += " --inputs adds how far samples come."
     return section(
         "Headroom",
         hint(told),
         Gauges(columns, gauges, _BELOW / (_BELOW + _ABOVE), _LEGEND),
     )
+
+
+_UNKNOWN: Final = (
+    "The values closest to the end of the type have no proven bound, because inputs may be any number. --inputs shows"
+    " how far samples come."
+)
 
 
 def _gauge(room: Room, limit: float) -> Gauge:

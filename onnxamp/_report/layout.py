@@ -1,6 +1,7 @@
 """Text and tables on a terminal: what is folded, what loses its middle, and how wide columns are."""
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -46,7 +47,7 @@ def grid_of(
     *,
     has_titles: bool = True,
 ) -> Grid:
-    """Return a table whose columns have these widths: prose is folded, and names lose their middle."""
+    """Return a table whose columns have these widths, which all but prose fits already: prose is folded."""
     grid = Grid(
         box=None,
         # On the left, because versions of rich differ in whether they count what is right of the last column.
@@ -65,9 +66,7 @@ def grid_of(
         cells = list[Text]()
         if has_marks:
             cells.append(Text.assemble(mark_of(row.status)))
-        for at, width in widths.items():
-            text = columns[at][number]
-            cells.append(text if at in part.prose else cut(text, width))
+        cells += [columns[at][number] for at in widths]
         grid.add_row(*cells, style="bold" if row.is_strong else "")
     return grid
 
@@ -124,6 +123,42 @@ def column_widths(
             widths[at] = min(natural[at], share)
             rest -= widths[at]
     return {at: width - GAP for at, width in widths.items()}
+
+
+def fitting(
+    part: Table, columns: Sequence[Sequence[Text]], widths: Mapping[int, int]
+) -> list[Sequence[Text]]:
+    """Return columns whose names fit; prose is folded instead."""
+    fits = list(columns)
+    for at, width in widths.items():
+        if at not in part.prose:
+            title, *names = columns[at]
+            fits[at] = [title, *_apart(names, width)]
+    return fits
+
+
+def _apart(names: Sequence[Text], width: int) -> list[Text]:
+    """Return names that fit. Those that would look alike lose the path that they share before they are cut."""
+    shown = [cut(name, width) for name in names]
+    alike = defaultdict[str, set[str]](set)
+    for name, short in zip(names, shown, strict=True):
+        alike[short.plain].add(name.plain.translate(SHOWN))
+    paths = {short: _shared_path(same) for short, same in alike.items()}
+    for at, short in enumerate(shown):
+        path = paths[short.plain] if len(alike[short.plain]) > 1 else 0
+        if path:
+            own = names[at].plain.translate(SHOWN)[path:]
+            shown[at] = text_of(middle_cut(f"…{own}", width))
+    return shown
+
+
+def _shared_path(names: Collection[str]) -> int:
+    """Return the length of the path at which all names begin, whose parts end with slashes or else with dots."""
+    first, last = min(names), max(names)
+    pairs = enumerate(zip(first, last, strict=False))
+    end = next((at for at, (one, other) in pairs if one != other), len(first))
+    separator = "/" if "/" in first[:end] else "."
+    return first.rfind(separator, 0, end) + 1
 
 
 def cut(text: Text, width: int) -> Text:

@@ -30,6 +30,7 @@ from onnxamp._report.layout import (
     SHOWN,
     clauses_cut,
     column_widths,
+    fitting,
     grid_of,
     hanging,
     mark_of,
@@ -292,9 +293,11 @@ class _Rendering:
             below = prose_below(part, columns, widths)
             if below:
                 widths = column_widths(part, columns, room, below)
-                yield from _with_prose_below(part, rows, columns, widths, below)
+                shown = fitting(part, columns, widths)
+                yield from _with_prose_below(part, rows, shown, widths, below)
             else:
-                yield grid_of(part, rows, columns, widths)
+                shown = fitting(part, columns, widths)
+                yield grid_of(part, rows, shown, widths)
             apart = {*widths, *below}
             hidden = (
                 part.columns[at] for at in range(len(columns)) if at not in apart

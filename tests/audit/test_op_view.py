@@ -49,6 +49,15 @@ def test_a_normalization():
     assert found["exactness"] == ["not exact: low precision rounds its results"]
 
 
+def test_kernels_of_adjacent_versions_are_one_fact():
+    assert any(text.endswith("float16 for versions 1 to 12; float16 and bfloat16 for version 13")
+               for text in topics("MatMul")["kernel"])  # fmt: skip
+    for op in ("Exp", "MatMul", "ReduceMean"):
+        for text in topics(op)["kernel"]:
+            types = [part.partition(" for ")[0] for part in text.rpartition(": ")[2].split("; ")]
+            assert len(types) == len(set(types)), text
+
+
 def test_arithmetic_is_told_in_words():
     told = {op: {fact.target: fact.text for fact in onnxamp.describe_op(op).facts if fact.topic == "arithmetic"}
             for op in ("MatMul", "Sigmoid", "InstanceNormalization", "AveragePool")}  # fmt: skip

@@ -188,9 +188,22 @@ def test_names_fit_a_line_and_lose_their_middle(names: list[str], width: int) ->
     assert max(map(cell_len, lines)) <= width
     assert len(lines) == 3 + len(names)
     for line, name in zip(lines[3:], map(printable, names), strict=True):
-        start, _, end = line.strip().removesuffix("1").strip().partition("…")
-        assert name.startswith(start)
-        assert name.rstrip().endswith(end)
+        shown = line.strip().removesuffix("1").strip().split("…")
+        assert name.startswith(shown[0])
+        assert name.rstrip().endswith(shown[-1])
+        assert all(piece in name for piece in shown)
+
+
+@pytest.mark.parametrize("width", [40, 60])
+def test_different_names_look_different(width: int) -> None:
+    """Names that differ only in their middle lose the path that they share."""
+    scope = "StatefulPartitionedCall/model/encoder/transformer_layers"
+    end = "self_attention_block/output_projection/MatMul/ReadVariableOp"
+    names = [f"{scope}/layer_{number}/{end}" for number in range(12)]
+    names += [f"model.layers.{number}.self_attention_output_projection_MatMul" for number in range(12)]
+    shown = at_width(width, (table(("name", "n"), [(name, "1") for name in names], right=(1,)),))[3:]
+    assert max(map(cell_len, shown)) <= width
+    assert len(set(shown)) == len(names)
 
 
 def test_reasons_are_never_broken_word_by_word() -> None:
