@@ -29,9 +29,6 @@ _AT_HAND: Final = 4
 _RUNS: Final = 8
 """Runs through other branches at most. One or two cover all of most models."""
 
-_PADDING_AXES: Final = 2
-"""Axes of a mask that tells tokens from padding: the batch, and the tokens of a sequence."""
-
 _NAMED: Final = 3
 """Branches that a text names."""
 
@@ -125,9 +122,10 @@ class _OtherInputs:
 
 def _masks(draw: Draw, reference: Session) -> Iterator[Excursion]:
     """Yield comparisons on masks that keep all elements of a row, or none, where no sample has such rows."""
+    maker = draw.maker()
     feeds = draw.make(0)
     for keeps, kept in ((True, "all"), (False, "none")):
-        masks = draw.maker().masked(feeds, keeps=keeps)
+        masks = maker.masked(feeds, keeps=keeps)
         changed = {
             name: mask
             for name, mask in masks.items()
@@ -137,8 +135,9 @@ def _masks(draw: Draw, reference: Session) -> Iterator[Excursion]:
             named = ", ".join(f"{name!r}" for name in changed)
             what = f"{kept} of each row kept by {named}"
             inputs = Samples(what, [partial(_itself, {**feeds, **changed})])
-            # A mask with a row for each query may leave nothing to one of many queries. One row is that of a sequence.
-            is_padding = all(mask.ndim <= _PADDING_AXES for mask in changed.values())
+            is_padding = all(
+                maker.tells_padding(name, mask.shape) for name, mask in changed.items()
+            )
             yield Excursion(
                 what,
                 inputs,

@@ -9,7 +9,8 @@ positions (by name)                    0, 1, 2, ... along the last axis, modulo 
                                        behind what its caches hold
 masks (by name, ``1 - x``, Cast to     per row (last axis) one or more ones, then zeros; the second row of three or more
 bool, attention masks)                 has ones alone, and the third zeros alone, unless a constant of the model is
-                                       infinite; ones alone in a decoder with caches, which counts its tokens by them
+                                       infinite, or rows are those of sequences; ones alone in a decoder with caches,
+                                       which counts its tokens by them
 masks that are added to scores         the same rows with 0 for ones, and the lowest number of float32, or of a
                                        narrower type, for zeros
 ``use_cache_branch``                   whether caches hold something
@@ -53,12 +54,18 @@ from onnx import (
 )
 
 from onnxamp._base.errors import ArgumentError
-from onnxamp._facts.dtypes import FORMATS
 from onnxamp._facts.ops import attribute
 from onnxamp._graph.determined import Determined, determine, input_relations
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import Origin
+from onnxamp._runtime.random_masks import (
+    MASKS,
+    lacks_rows,
+    mask_numbers,
+    random_mask,
+    tells_padding,
+)
 from onnxamp._runtime.roles import Role, Use, input_use
 from onnxamp._runtime.sizes import Sizes, dim_name, is_open, shape_within
 from onnxamp._runtime.values import Feed
@@ -223,20 +230,29 @@ class InputMaker(NamedTuple):
     ) -> dict[str, npt.NDArray[Any]]:
         """Return masks in place of those of a sample, which keep every element or none.
 
-        Masks of three rows or more hold such rows anyway, and are left out, as are those of decoders, which count by
-        them, and empty ones where they would make NaN.
+        Masks that hold such rows anyway are left out, as are those of decoders, which count by them, and empty ones
+        where they would make NaN.
         """
         found = dict[str, npt.NDArray[Any]]()
         for value, entry in () if self.named.pasts else self.entries.items():
             use = self.uses[value]
             feed = feeds.get(entry.name)
             is_open = (keeps or use.may_be_empty) and entry.name not in self.ranges
-            if use.role not in _MASKS or not is_open:
+            if use.role not in MASKS or not is_open:
                 continue
-            if isinstance(feed, np.ndarray) and prod(feed.shape[:-1]) <= 2:
+            if isinstance(feed, np.ndarray) and lacks_rows(
+                feed.shape, use, keeps=keeps
+            ):
                 kept = np.full(feed.shape, keeps)
-                found[entry.name] = _mask_numbers(kept, feed.dtype, use)
+                found[entry.name] = mask_numbers(kept, feed.dtype, use)
         return found
+
+    def tells_padding(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Return whether an input tells the tokens of sequences from padding."""
+        uses = (
+            self.uses[at] for at, entry in self.entries.items() if entry.name == name
+        )
+        return any(tells_padding(shape, use) for use in uses)
 
     def shapes(self) -> Sequence[Shape | None]:
         """Return the shapes of the model's values for inputs of these sizes, by value."""
@@ -471,8 +487,8 @@ def _tensor(
         numbers = np.broadcast_to(places % bound, shape)
     elif use.role is Role.CACHED:
         numbers = np.full(shape, bool(use.past))
-    elif use.role in _MASKS:
-        numbers = _mask_numbers(_mask(generator, shape, use), dtype, use)
+    elif use.role in MASKS:
+        numbers = mask_numbers(random_mask(generator, shape, use), dtype, use)
     elif use.role is Role.LENGTH:
         numbers = np.full(shape, use.bound or 1)
     elif use.role is Role.FACTOR:
@@ -496,44 +512,6 @@ def _within(
             feed.dtype
         )
     return generator.uniform(low, high, feed.shape).astype(feed.dtype)
-
-
-_MASKS: Final = frozenset({Role.MASK, Role.ADDED, Role.SUBTRACTED})
-"""Roles of inputs that tell which elements count."""
-
-
-def _mask_numbers(
-    kept: npt.NDArray[Any], dtype: "np.dtype[Any]", use: Use
-) -> npt.NDArray[Any]:
-    """Return the numbers of a mask that tells which elements count."""
-    if use.role is Role.MASK:
-        return kept.astype(dtype)
-    sign = 1 if use.role is Role.ADDED else -1
-    return np.where(kept, 0.0, sign * _lowest(dtype)).astype(dtype)
-
-
-def _mask(
-    generator: np.random.Generator, shape: tuple[int, ...], use: Use
-) -> npt.NDArray[Any]:
-    """Return the elements that count, by row: some of each, but all of the second of three or more, and none of the
-    third.
-    """
-    if use.past is not None:
-        return np.ones(shape, np.bool_)
-    width = max(_last_axis(shape).size, 1)
-    ones = generator.integers(1, width + 1, (*shape[:-1], 1))
-    if ones.size > 2 and use.may_be_empty:
-        some = min(int(ones.flat[0]), max(width - 1, 1))
-        ones.reshape(-1)[:3] = some, width, 0
-    return (_last_axis(shape) < ones).reshape(shape)
-
-
-def _lowest(dtype: "np.dtype[Any]") -> float:
-    """Return the number by which exporters mask: the lowest of a low-precision type, otherwise that of float32."""
-    for low in FORMATS.values():
-        if helper.tensor_dtype_to_np_dtype(low.elem) == dtype:
-            return -low.max_finite
-    return float(np.finfo(np.float32).min)
 
 
 def _has_infinite(graph: Graph) -> bool:

@@ -347,7 +347,7 @@ class TestRandomInputs:
             rows = found[name]
             assert set(rows.ravel().tolist()) == {0, 1}
             assert (rows[1] == 1).all(), "a row of which nothing is masked"
-            assert np.flatnonzero(rows[:, 0] == 0).tolist() == [2], "and one of which all is"
+            assert (rows[:, 0] == 1).all(), "and none of which all is: rows are those of sequences"
             assert (np.diff(rows.astype(int), axis=1) <= 0).all(), "ones come first"
         assert found["mask_scalar"] == 1
         assert found["position_ids"][3].tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
@@ -373,6 +373,11 @@ class TestRandomInputs:
         assert (found["rows"].max(), found["state"].max()) == (5, 2), "the carried state comes out and is used again"
         assert run(make_session(model), found)["w"].shape == (100,)
 
+    def test_a_mask_with_a_row_for_each_query_keeps_nothing_of_one(self):
+        text = "float[1, Q, 8] scores, int64[1, Q, 8] mask", "bool[1, Q, 8] y", "y = Cast <to = 9> (mask)"
+        found = random_inputs(graph(*text), dims={"Q": 20})
+        assert np.flatnonzero(found["mask"][0, :, 0] == 0).tolist() == [2]
+
     def test_contrib_embedding(self):
         model = graph(
             "int32[B, S] ids, int32[B, S] segments, int32[B, S] m", "float[B, S, 4] y, int32[B] i",
@@ -383,7 +388,7 @@ class TestRandomInputs:
             model.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
         found = random_inputs(model, dims={"B": 20, "S": 10})
         assert (found["ids"].max(), found["segments"].max(), found["m"].max()) == (29, 1, 1)
-        assert np.flatnonzero(found["m"][:, 0] == 0).tolist() == [2]
+        assert (found["m"][:, 0] == 1).all(), "no sequence is padding alone"
         assert run(make_session(model), found)["y"].shape == (20, 10, 4)
 
     def test_types(self):
