@@ -12,7 +12,7 @@ from onnxamp._facts.dtypes import FLOAT
 from onnxamp._facts.ops import is_exact, op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.match import (
-    Form,
+    Finder,
     FormSearch,
     Match,
     form_table,
@@ -380,8 +380,8 @@ def find_forms(
         graph, graph.ask(find_patterns) if patterns is None else patterns
     )
     ending_in = form_table().ending_in
-    search = FormSearch.of(graph)
-    known = dict[tuple[object, ...], list[Form]]()
+    search = FormSearch(graph)
+    known = dict[tuple[object, ...], list[Finder]]()
     """The forms that nodes after the same op types may end: large models repeat few."""
     for node in graph.order if cores_at else ():
         forms = ending_in.get(node.key)
@@ -392,21 +392,21 @@ def find_forms(
         able = known.get(look)
         if able is None:
             able = known[look] = [
-                form
+                search.finder(form)
                 for form, ends in forms
                 if not form.cores.isdisjoint(cores) and search.may_be_any(ends, node)
             ]
         if able:
-            yield node, _closed_matches(search, able, node)
+            yield node, _closed_matches(graph, able, node)
 
 
 def _closed_matches(
-    search: FormSearch, forms: Iterable[Form], core: Node
+    graph: Graph, finders: Iterable[Finder], core: Node
 ) -> Iterator[Match]:
     """Yield the matches of forms that end at a node, and of which only its result is read from outside."""
-    for form in forms:
-        for match in search.matches(form, core):
-            if is_closed(search.graph, match):
+    for find in finders:
+        for match in find(core):
+            if is_closed(graph, match):
                 yield match
 
 

@@ -34,10 +34,14 @@ from onnxamp._options.values import Level
 
 def unfit_defaults(graph: Graph, low: Format) -> Mapping[int, str]:
     """Return initializers that callers may override and whose numbers low precision breaks -> why."""
+    overridable = graph.overridable()
+    # Hardly any model has some, and what follows looks at every node and weight.
+    if not overridable:
+        return {}
     indices = graph.ask(index_paths).values
     tensors = {tensor.name: tensor for tensor in graph.model.graph.initializer}
     found: dict[int, str] = {}
-    for named in graph.overridable():
+    for named in overridable:
         value = named.index
         if graph.types[value] != FLOAT:
             continue

@@ -2,9 +2,9 @@
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from math import isclose
 from typing import Any, NamedTuple, TypeAlias
 
@@ -227,30 +227,35 @@ class _Bindings(NamedTuple):
     """The nodes, values and axes that a match has bound to a form so far."""
 
     scope: int
-    nodes: frozenset[int]
+    nodes: tuple[int, ...]
     values: Mapping[str, int]
     axes: tuple[int, ...]
 
 
-class FormSearch(NamedTuple):
+_Matcher: TypeAlias = Callable[[int, _Bindings], Sequence[_Bindings]]
+"""Returns the alternative bindings with which an expression matches a value."""
+
+Finder: TypeAlias = Callable[[Node], list[Match]]
+"""Returns every match of a form that ends at a node."""
+
+
+class FormSearch:
     """Compares forms with the nodes of a graph, from the last node backwards.
+
+    A form is compiled once, into a function for each of its parts, because large models have thousands of its matches.
 
     Attributes:
         graph: the graph.
         makers: see :func:`maker_keys`. They rule out most expressions before any node is compared.
     """
 
-    graph: Graph
-    makers: Sequence[str]
-
-    @classmethod
-    def of(cls, graph: Graph) -> "FormSearch":
-        """Return the search in a graph."""
-        return cls(graph, maker_keys(graph))
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.makers = maker_keys(graph)
 
     def may_be_any(self, ends: Sequence[Op], core: Node) -> bool:
         """Return whether a node may be the last of any of these, judged by the op types before it."""
-        return any(self.may_be(end, core) and self.orders(end, core) for end in ends)
+        return any(self._may_be(end, core) and self._orders(end, core) for end in ends)
 
     def look_of(self, core: Node) -> tuple[object, ...]:
         """Return all that :meth:`may_be_any` of a node depends on."""
@@ -258,105 +263,125 @@ class FormSearch(NamedTuple):
         is_square = len(core.inputs) > 1 and core.inputs[0] == core.inputs[1]
         return (self.graph.types[core.outputs[0]], is_square, *makers)
 
-    def matches(self, form: Form, core: Node) -> list[Match]:
-        """Return every match of the form that ends at the node. All its nodes are in one scope, and compute float32.
+    def finder(self, form: Form) -> Finder:
+        """Return the function that matches a form. All nodes of a match are in one scope, and compute float32.
 
-        The form, not the graph, bounds the depth and the number of steps.
+        The form, not the graph, bounds the depth and the number of its steps.
         """
-        start = _Bindings(core.scope, frozenset(), {}, ())
-        return [
-            Match(
-                form.kind, core.index, bindings.nodes, bindings.values, bindings.axes
-            )
-            for bindings in self.expression(form.pattern, core.outputs[0], start)
-        ]
+        match = self._expression(form.pattern)
 
-    def expression(
-        self, pattern: Pattern, value: int, bindings: _Bindings
-    ) -> Sequence[_Bindings]:
-        """Return the alternative bindings with which an expression matches a value."""
+        def find(core: Node) -> list[Match]:
+            start = _Bindings(core.scope, (), {}, ())
+            return [
+                Match(form.kind, core.index, frozenset(nodes), values, axes)
+                for _, nodes, values, axes in match(core.outputs[0], start)
+            ]
+
+        return find
+
+    def _expression(self, pattern: Pattern) -> _Matcher:
+        """Return the matcher of an expression."""
         if isinstance(pattern, Op):
-            return self.node(pattern, value, bindings)
+            return self._node(pattern)
         if isinstance(pattern, Choice):
-            options = pattern.ending_in.get(self.makers[value], ())
-            found = list[_Bindings]()
-            for option in options:
-                found += self.expression(option, value, bindings)
-            return found
-        if self.graph.passing:
-            value = self.graph.passed_on(value)
+            return self._choice(pattern)
         if isinstance(pattern, Var):
-            known = bindings.values.get(pattern.name)
-            if known is None:
-                values = {**bindings.values, pattern.name: value}
-                return (
-                    _Bindings(bindings.scope, bindings.nodes, values, bindings.axes),
-                )
-            return (bindings,) if known == value else ()
-        number = self.graph.constants.scalar(value)
-        is_equal = number is not None and isclose(
-            number, pattern.value, rel_tol=_CLOSE
-        )
+            return partial(self._name, pattern.name)
+        return partial(self._number, pattern.value)
+
+    def _choice(self, pattern: Choice) -> _Matcher:
+        """Return the matcher of any of several expressions."""
+        makers = self.makers
+        matchers = {
+            key: [*map(self._expression, options)]
+            for key, options in pattern.ending_in.items()
+        }
+
+        def match(value: int, bindings: _Bindings) -> Sequence[_Bindings]:
+            found: list[_Bindings] = []
+            for option in matchers.get(makers[value], ()):
+                found += option(value, bindings)
+            return found
+
+        return match
+
+    def _name(self, name: str, value: int, bindings: _Bindings) -> Sequence[_Bindings]:
+        """Match a value with a name, which stands for the same value everywhere."""
+        scope, nodes, values, axes = bindings
+        value = self.graph.passed_on(value)
+        known = values.get(name)
+        if known is None:
+            return (_Bindings(scope, nodes, {**values, name: value}, axes),)
+        return (bindings,) if known == value else ()
+
+    def _number(
+        self, wanted: float, value: int, bindings: _Bindings
+    ) -> Sequence[_Bindings]:
+        """Match a value with a number."""
+        number = self.graph.constants.scalar(self.graph.passed_on(value))
+        is_equal = number is not None and isclose(number, wanted, rel_tol=_CLOSE)
         return (bindings,) if is_equal else ()
 
-    def node(
-        self, pattern: Op, value: int, bindings: _Bindings
-    ) -> Sequence[_Bindings]:
-        """Return the alternative bindings with which a node and its inputs match a value."""
-        if self.makers[value] != pattern.key:
-            return ()
+    def _node(self, pattern: Op) -> _Matcher:
+        """Return the matcher of a node and its inputs."""
         graph = self.graph
-        passing = list[int]()
-        node = graph.nodes[graph.values[value].producer]
-        # Nodes that pass the value on belong to the match as well.
-        while node.key != pattern.key:
-            if node.scope != bindings.scope:
-                return ()
-            passing.append(node.index)
-            node = graph.nodes[graph.values[node.inputs[0]].producer]
-        if node.scope != bindings.scope or not self.may_be(pattern, node):
-            return ()
-        orders = self.orders(pattern, node)
-        axes = bindings.axes
-        # All reductions of a form are along the same axes.
-        if orders and pattern.reduces:
-            counted = axes_of(graph, node)
-            if counted is None or axes not in ((), counted):
-                return ()
-            axes = counted
-        found = list[_Bindings]()
-        nodes = bindings.nodes.union(passing, (node.index,))
-        start = _Bindings(bindings.scope, nodes, bindings.values, axes)
-        for order in orders:
-            alternatives: Sequence[_Bindings] = (start,)
-            for place in pattern.places:
-                inner = pattern.inputs[place]
-                if len(alternatives) == 1:
-                    alternatives = self.expression(
-                        inner, order[place], alternatives[0]
-                    )
-                    continue
-                further = list[_Bindings]()
-                for partial in alternatives:
-                    further += self.expression(inner, order[place], partial)
-                alternatives = further
-            found += alternatives
-        return found
+        key = pattern.key
+        inner = [
+            (place, self._expression(pattern.inputs[place]))
+            for place in pattern.places
+        ]
 
-    def may_be(self, pattern: Op, node: Node) -> bool:
+        def match(value: int, bindings: _Bindings) -> Sequence[_Bindings]:
+            if self.makers[value] != key:
+                return ()
+            scope, nodes, values, axes = bindings
+            node = graph.nodes[graph.values[value].producer]
+            # Nodes that pass the value on belong to the match as well.
+            while node.key != key:
+                if node.scope != scope:
+                    return ()
+                nodes = *nodes, node.index
+                node = graph.nodes[graph.values[node.inputs[0]].producer]
+            if node.scope != scope or not self._may_be(pattern, node):
+                return ()
+            orders = self._orders(pattern, node)
+            # All reductions of a form are along the same axes.
+            if orders and pattern.reduces:
+                counted = axes_of(graph, node)
+                if counted is None or axes not in ((), counted):
+                    return ()
+                axes = counted
+            found: list[_Bindings] = []
+            start = _Bindings(scope, (*nodes, node.index), values, axes)
+            for order in orders:
+                alternatives: Sequence[_Bindings] = (start,)
+                for place, matcher in inner:
+                    if len(alternatives) == 1:
+                        alternatives = matcher(order[place], alternatives[0])
+                        continue
+                    further: list[_Bindings] = []
+                    for one in alternatives:
+                        further += matcher(order[place], one)
+                    alternatives = further
+                found += alternatives
+            return found
+
+        return match
+
+    def _may_be(self, pattern: Op, node: Node) -> bool:
         """Return whether a node computes float32, and has as many inputs as expected."""
         is_float = self.graph.types[node.outputs[0]] == FLOAT
         return is_float and (
             pattern.reduces or len(node.inputs) == len(pattern.inputs)
         )
 
-    def orders(self, pattern: Op, node: Node) -> list[tuple[int, ...]]:
+    def _orders(self, pattern: Op, node: Node) -> list[tuple[int, ...]]:
         """Return the orders of a node's inputs in which they may match: both of a sum or a product."""
         inputs = node.inputs[: len(pattern.inputs)]
         # Equal inputs would match twice.
         is_twofold = pattern.commutes and inputs[0] != inputs[1]
         makers = self.makers
-        orders = list[tuple[int, ...]]()
+        orders: list[tuple[int, ...]] = []
         for order in (inputs, inputs[::-1]) if is_twofold else (inputs,):
             for place, keys in pattern.heads:
                 if makers[order[place]] not in keys:
