@@ -252,6 +252,7 @@ class FormSearch:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.makers = maker_keys(graph)
+        self._axes = dict[int, tuple[int, ...] | None]()
 
     def may_be_any(self, ends: Sequence[Op], core: Node) -> bool:
         """Return whether a node may be the last of any of these, judged by the op types before it."""
@@ -347,7 +348,7 @@ class FormSearch:
             orders = self._orders(pattern, node)
             # All reductions of a form are along the same axes.
             if orders and pattern.reduces:
-                counted = axes_of(graph, node)
+                counted = self._axes_of(node)
                 if counted is None or axes not in ((), counted):
                     return ()
                 axes = counted
@@ -367,6 +368,12 @@ class FormSearch:
             return found
 
         return match
+
+    def _axes_of(self, node: Node) -> tuple[int, ...] | None:
+        """Return :func:`axes_of` of a reduction, which forms meet on several ways."""
+        if node.index not in self._axes:
+            self._axes[node.index] = axes_of(self.graph, node)
+        return self._axes[node.index]
 
     def _may_be(self, pattern: Op, node: Node) -> bool:
         """Return whether a node computes float32, and has as many inputs as expected."""
