@@ -12,7 +12,7 @@ from onnxamp._facts.dtypes import FLOAT
 from onnxamp._facts.ops import is_exact, op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.match import (
-    Finder,
+    Form,
     FormSearch,
     Match,
     form_table,
@@ -381,7 +381,7 @@ def find_forms(
     )
     ending_in = form_table().ending_in
     search = FormSearch(graph)
-    known = dict[tuple[object, ...], list[Finder]]()
+    known = dict[tuple[object, ...], list[Form]]()
     """The forms that nodes after the same op types may end: large models repeat few."""
     for node in graph.order if cores_at else ():
         forms = ending_in.get(node.key)
@@ -392,21 +392,21 @@ def find_forms(
         able = known.get(look)
         if able is None:
             able = known[look] = [
-                search.finder(form)
+                form
                 for form, ends in forms
                 if not form.cores.isdisjoint(cores) and search.may_be_any(ends, node)
             ]
         if able:
-            yield node, _closed_matches(graph, able, node)
+            yield node, _closed_matches(search, able, node)
 
 
 def _closed_matches(
-    graph: Graph, finders: Iterable[Finder], core: Node
+    search: FormSearch, forms: Iterable[Form], core: Node
 ) -> Iterator[Match]:
     """Yield the matches of forms that end at a node, and of which only its result is read from outside."""
-    for find in finders:
-        for match in find(core):
-            if is_closed(graph, match):
+    for form in forms:
+        for match in search.matches(form, core):
+            if is_closed(search.graph, match):
                 yield match
 
 
@@ -415,11 +415,13 @@ def _last_nodes(graph: Graph, patterns: Iterable[Match]) -> dict[int, set[str]]:
     cores = defaultdict[int, set[str]](set)
     for match in patterns:
         reached = set(match.nodes)
-        for value in chain.from_iterable(graph.nodes[it].writes for it in match.nodes):
-            if graph.passing:
-                reached.update(node.index for node in readers_of(graph, value))
-            else:
-                reached.update([reader for reader, _ in graph.uses[value]])
+        for index in match.nodes:
+            for value in graph.nodes[index].writes:
+                if graph.passing:
+                    reached.update(node.index for node in readers_of(graph, value))
+                    continue
+                for reader, _ in graph.uses[value]:
+                    reached.add(reader)
         core = graph.nodes[match.core].key
         for index in reached:
             cores[index].add(core)

@@ -229,7 +229,11 @@ class _Finder:
             of_node=self.of_node,
             free=frozenset(self.free),
             lowered=self.lowered,
-            roots=list(map(self.root, range(len(self.variables)))),
+            # Most variables are tied to none and decide for themselves.
+            roots=[
+                own if parent == own else self.root(own)
+                for own, parent in enumerate(self.parents)
+            ],
             layouts=self.layouts,
             fixed_high=frozenset(self.fixed_high),
             requested_low=frozenset(self.requested_low),

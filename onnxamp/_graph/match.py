@@ -2,9 +2,9 @@
 
 import ast
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from math import isclose
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,11 +20,28 @@ class Var(NamedTuple):
 
     name: str
 
+    def match(self, search: "FormSearch", value: int, bound: "Bindings") -> "Found":
+        """Return the bindings with which the name stands for a value."""
+        if search.graph.passing:
+            value = search.graph.passed_on(value)
+        known = bound.values.get(self.name)
+        if known is None:
+            return (bound._replace(values={**bound.values, self.name: value}),)
+        return (bound,) if known == value else ()
+
 
 class Scalar(NamedTuple):
     """A constant with one element."""
 
     value: float
+
+    def match(self, search: "FormSearch", value: int, bound: "Bindings") -> "Found":
+        """Return the same bindings if a value is the number."""
+        if search.graph.passing:
+            value = search.graph.passed_on(value)
+        number = search.graph.constants.scalar(value)
+        is_equal = number is not None and isclose(number, self.value, rel_tol=_CLOSE)
+        return (bound,) if is_equal else ()
 
 
 class Op(NamedTuple):
@@ -41,6 +58,44 @@ class Op(NamedTuple):
     reduces: bool
     """Whether it reduces axes."""
 
+    def match(self, search: "FormSearch", value: int, bound: "Bindings") -> "Found":
+        """Return the alternative bindings with which a node and its inputs match a value."""
+        if search.makers[value] != self.key:
+            return ()
+        scope, nodes, values, axes = bound
+        graph = search.graph
+        node = graph.nodes[graph.values[value].producer]
+        # Nodes that pass the value on belong to the match as well.
+        while node.key != self.key:
+            if node.scope != scope:
+                return ()
+            nodes = *nodes, node.index
+            node = graph.nodes[graph.values[node.inputs[0]].producer]
+        if node.scope != scope or not search.may_be(self, node):
+            return ()
+        orders = search.orders(self, node)
+        # All reductions of a form are along the same axes.
+        if orders and self.reduces:
+            counted = search.axes_of(node)
+            if counted is None or axes not in ((), counted):
+                return ()
+            axes = counted
+        found: list[Bindings] = []
+        start = Bindings(scope, (*nodes, node.index), values, axes)
+        for order in orders:
+            alternatives: Found = (start,)
+            for place in self.places:
+                part = self.inputs[place]
+                if len(alternatives) == 1:
+                    alternatives = part.match(search, order[place], alternatives[0])
+                    continue
+                further: list[Bindings] = []
+                for one in alternatives:
+                    further += part.match(search, order[place], one)
+                alternatives = further
+            found += alternatives
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -50,6 +105,13 @@ class Choice:
 
     ending_in: "Mapping[str, list[Pattern]]" = field(compare=False)
     """Op type -> the options whose last node may have it."""
+
+    def match(self, search: "FormSearch", value: int, bound: "Bindings") -> "Found":
+        """Return the alternative bindings with which any of the options matches a value."""
+        found: list[Bindings] = []
+        for option in self.ending_in.get(search.makers[value], ()):
+            found += option.match(search, value, bound)
+        return found
 
 
 Pattern: TypeAlias = Var | Scalar | Op | Choice
@@ -223,7 +285,7 @@ def maker_keys(graph: Graph) -> Sequence[str]:
     return keys
 
 
-class _Bindings(NamedTuple):
+class Bindings(NamedTuple):
     """The nodes, values and axes that a match has bound to a form so far."""
 
     scope: int
@@ -232,17 +294,12 @@ class _Bindings(NamedTuple):
     axes: tuple[int, ...]
 
 
-_Matcher: TypeAlias = Callable[[int, _Bindings], Sequence[_Bindings]]
-"""Returns the alternative bindings with which an expression matches a value."""
-
-Finder: TypeAlias = Callable[[Node], list[Match]]
-"""Returns every match of a form that ends at a node."""
+Found: TypeAlias = Sequence[Bindings]
+"""Alternative bindings with which an expression matches a value."""
 
 
 class FormSearch:
     """Compares forms with the nodes of a graph, from the last node backwards.
-
-    A form is compiled once, into a function for each of its parts, because large models have thousands of its matches.
 
     Attributes:
         graph: the graph.
@@ -256,7 +313,7 @@ class FormSearch:
 
     def may_be_any(self, ends: Sequence[Op], core: Node) -> bool:
         """Return whether a node may be the last of any of these, judged by the op types before it."""
-        return any(self._may_be(end, core) and self._orders(end, core) for end in ends)
+        return any(self.may_be(end, core) and self.orders(end, core) for end in ends)
 
     def look_of(self, core: Node) -> tuple[object, ...]:
         """Return all that :meth:`may_be_any` of a node depends on."""
@@ -264,125 +321,33 @@ class FormSearch:
         is_square = len(core.inputs) > 1 and core.inputs[0] == core.inputs[1]
         return (self.graph.types[core.outputs[0]], is_square, *makers)
 
-    def finder(self, form: Form) -> Finder:
-        """Return the function that matches a form. All nodes of a match are in one scope, and compute float32.
+    def matches(self, form: Form, core: Node) -> list[Match]:
+        """Return every match of the form that ends at the node. All its nodes are in one scope, and compute float32.
 
-        The form, not the graph, bounds the depth and the number of its steps.
+        The form, not the graph, bounds the depth and the number of steps.
         """
-        match = self._expression(form.pattern)
-
-        def find(core: Node) -> list[Match]:
-            start = _Bindings(core.scope, (), {}, ())
-            return [
-                Match(form.kind, core.index, frozenset(nodes), values, axes)
-                for _, nodes, values, axes in match(core.outputs[0], start)
-            ]
-
-        return find
-
-    def _expression(self, pattern: Pattern) -> _Matcher:
-        """Return the matcher of an expression."""
-        if isinstance(pattern, Op):
-            return self._node(pattern)
-        if isinstance(pattern, Choice):
-            return self._choice(pattern)
-        if isinstance(pattern, Var):
-            return partial(self._name, pattern.name)
-        return partial(self._number, pattern.value)
-
-    def _choice(self, pattern: Choice) -> _Matcher:
-        """Return the matcher of any of several expressions."""
-        makers = self.makers
-        matchers = {
-            key: [*map(self._expression, options)]
-            for key, options in pattern.ending_in.items()
-        }
-
-        def match(value: int, bindings: _Bindings) -> Sequence[_Bindings]:
-            found: list[_Bindings] = []
-            for option in matchers.get(makers[value], ()):
-                found += option(value, bindings)
-            return found
-
-        return match
-
-    def _name(self, name: str, value: int, bindings: _Bindings) -> Sequence[_Bindings]:
-        """Match a value with a name, which stands for the same value everywhere."""
-        scope, nodes, values, axes = bindings
-        value = self.graph.passed_on(value)
-        known = values.get(name)
-        if known is None:
-            return (_Bindings(scope, nodes, {**values, name: value}, axes),)
-        return (bindings,) if known == value else ()
-
-    def _number(
-        self, wanted: float, value: int, bindings: _Bindings
-    ) -> Sequence[_Bindings]:
-        """Match a value with a number."""
-        number = self.graph.constants.scalar(self.graph.passed_on(value))
-        is_equal = number is not None and isclose(number, wanted, rel_tol=_CLOSE)
-        return (bindings,) if is_equal else ()
-
-    def _node(self, pattern: Op) -> _Matcher:
-        """Return the matcher of a node and its inputs."""
-        graph = self.graph
-        key = pattern.key
-        inner = [
-            (place, self._expression(pattern.inputs[place]))
-            for place in pattern.places
+        start = Bindings(core.scope, (), {}, ())
+        return [
+            Match(form.kind, core.index, frozenset(nodes), values, axes)
+            for _, nodes, values, axes in form.pattern.match(
+                self, core.outputs[0], start
+            )
         ]
 
-        def match(value: int, bindings: _Bindings) -> Sequence[_Bindings]:
-            if self.makers[value] != key:
-                return ()
-            scope, nodes, values, axes = bindings
-            node = graph.nodes[graph.values[value].producer]
-            # Nodes that pass the value on belong to the match as well.
-            while node.key != key:
-                if node.scope != scope:
-                    return ()
-                nodes = *nodes, node.index
-                node = graph.nodes[graph.values[node.inputs[0]].producer]
-            if node.scope != scope or not self._may_be(pattern, node):
-                return ()
-            orders = self._orders(pattern, node)
-            # All reductions of a form are along the same axes.
-            if orders and pattern.reduces:
-                counted = self._axes_of(node)
-                if counted is None or axes not in ((), counted):
-                    return ()
-                axes = counted
-            found: list[_Bindings] = []
-            start = _Bindings(scope, (*nodes, node.index), values, axes)
-            for order in orders:
-                alternatives: Sequence[_Bindings] = (start,)
-                for place, matcher in inner:
-                    if len(alternatives) == 1:
-                        alternatives = matcher(order[place], alternatives[0])
-                        continue
-                    further: list[_Bindings] = []
-                    for one in alternatives:
-                        further += matcher(order[place], one)
-                    alternatives = further
-                found += alternatives
-            return found
-
-        return match
-
-    def _axes_of(self, node: Node) -> tuple[int, ...] | None:
+    def axes_of(self, node: Node) -> tuple[int, ...] | None:
         """Return :func:`axes_of` of a reduction, which forms meet on several ways."""
         if node.index not in self._axes:
             self._axes[node.index] = axes_of(self.graph, node)
         return self._axes[node.index]
 
-    def _may_be(self, pattern: Op, node: Node) -> bool:
+    def may_be(self, pattern: Op, node: Node) -> bool:
         """Return whether a node computes float32, and has as many inputs as expected."""
         is_float = self.graph.types[node.outputs[0]] == FLOAT
         return is_float and (
             pattern.reduces or len(node.inputs) == len(pattern.inputs)
         )
 
-    def _orders(self, pattern: Op, node: Node) -> list[tuple[int, ...]]:
+    def orders(self, pattern: Op, node: Node) -> list[tuple[int, ...]]:
         """Return the orders of a node's inputs in which they may match: both of a sum or a product."""
         inputs = node.inputs[: len(pattern.inputs)]
         # Equal inputs would match twice.
