@@ -380,7 +380,7 @@ def find_forms(
         graph, graph.ask(find_patterns) if patterns is None else patterns
     )
     ending_in = form_table().ending_in
-    search = FormSearch.of(graph)
+    search = FormSearch(graph)
     known = dict[tuple[object, ...], list[Form]]()
     """The forms that nodes after the same op types may end: large models repeat few."""
     for node in graph.order if cores_at else ():
@@ -415,11 +415,13 @@ def _last_nodes(graph: Graph, patterns: Iterable[Match]) -> dict[int, set[str]]:
     cores = defaultdict[int, set[str]](set)
     for match in patterns:
         reached = set(match.nodes)
-        for value in chain.from_iterable(graph.nodes[it].writes for it in match.nodes):
-            if graph.passing:
-                reached.update(node.index for node in readers_of(graph, value))
-            else:
-                reached.update([reader for reader, _ in graph.uses[value]])
+        for index in match.nodes:
+            for value in graph.nodes[index].writes:
+                if graph.passing:
+                    reached.update(node.index for node in readers_of(graph, value))
+                    continue
+                for reader, _ in graph.uses[value]:
+                    reached.add(reader)
         core = graph.nodes[match.core].key
         for index in reached:
             cores[index].add(core)

@@ -155,9 +155,11 @@ class CutProblem:
         self.tied = {
             root for variable, root in enumerate(self.ports.roots) if root != variable
         }
+        self.sizes = self.counted()
         self.trips = self.graph.ask(loop_trips)
         self.deciding = dict[int, int]()
         self.known_casts = dict[tuple[int, int], int]()
+        self.known_gains = dict[tuple[int, int], int]()
         self.twice = dict[int, AbstractSet[int]]()
         self.network = Network()
         self.network.add(len(self.ports.variables))
@@ -217,7 +219,7 @@ class CutProblem:
         """
         node = self.graph.nodes[index]
         ends = {node.input(0), node.outputs[0]} - {ABSENT}
-        largest = min(MAX_ELEMENTS, max(map(self.size, ends)))
+        largest = min(MAX_ELEMENTS, max(self.sizes[value] for value in ends))
         pair = 2 * self.costs.cast(largest, self.trips[node.scope], self.low)
         self.network.charge_high(root, int(pair * _WORTH))
         _, share = self.problem.shares.get(index, (None, 0.0))
@@ -279,13 +281,15 @@ class CutProblem:
             self.deciding[index] = next(roots, NONE)
         return self.deciding[index]
 
-    def size(self, value: int) -> int:
-        """Return the number of elements of a value."""
-        return elements(self.graph.shapes[value])
+    def counted(self) -> Sequence[int]:
+        """Return the number of elements of each value. Large models repeat few shapes, and each is counted once."""
+        shapes = self.graph.shapes
+        counts = {shape: elements(shape) for shape in set(shapes)}
+        return [*map(counts.__getitem__, shapes)]
 
     def cast(self, value: int, scope: int) -> int:
         """Return the cost of a Cast of a value in a scope."""
-        key = elements(self.graph.shapes[value]), self.trips[scope]
+        key = self.sizes[value], self.trips[scope]
         cost = self.known_casts.get(key)
         if cost is None:
             cost = self.known_casts[key] = self.costs.cast(*key, self.low)
@@ -320,16 +324,19 @@ class CutProblem:
         """
         if node.key in op_facts().views:
             return self.trips[node.scope]
-        largest = total = 0
-        produced, shapes = self.ports.produced, self.graph.shapes
-        for value in (*node.inputs, *node.outputs):
-            if produced[value] != NONE:
-                count = min(elements(shapes[value]), MAX_ELEMENTS)
-                largest = max(largest, count)
-                total = total + count
-        pair = 2 * self.costs.cast(largest, 1, self.low) - 1
-        gain = min(self.costs.traffic(self.saves * total), pair)
-        return max(1, gain) * self.trips[node.scope]
+        produced, sizes = self.ports.produced, self.sizes
+        counts = [
+            min(sizes[value], MAX_ELEMENTS)
+            for value in (*node.inputs, *node.outputs)
+            if produced[value] != NONE
+        ]
+        largest, total = max(counts, default=0), sum(counts)
+        gain = self.known_gains.get((largest, total))
+        if gain is None:
+            pair = 2 * self.costs.cast(largest, 1, self.low) - 1
+            gain = max(1, min(self.costs.traffic(self.saves * total), pair))
+            self.known_gains[largest, total] = gain
+        return gain * self.trips[node.scope]
 
     def value(self, value: int) -> None:
         """Charge the Casts that the value needs if its producer and its readers differ."""
@@ -399,7 +406,7 @@ class CutProblem:
     def bytes_saved(self, value: int) -> int:
         """Return the cost of the bytes that a constant saves in low precision; 0 if it does not fit that."""
         is_fit = value not in self.problem.unfit
-        return self.costs.stored(self.saves * self.size(value)) if is_fit else 0
+        return self.costs.stored(self.saves * self.sizes[value]) if is_fit else 0
 
     def casts(
         self, producer: int, readers: set[int], raise_cost: int, lower_cost: int

@@ -34,10 +34,14 @@ from onnxamp._options.values import Level
 
 def unfit_defaults(graph: Graph, low: Format) -> Mapping[int, str]:
     """Return initializers that callers may override and whose numbers low precision breaks -> why."""
+    overridable = graph.overridable()
+    # Hardly any model has some, and what follows looks at every node and weight.
+    if not overridable:
+        return {}
     indices = graph.ask(index_paths).values
     tensors = {tensor.name: tensor for tensor in graph.model.graph.initializer}
     found: dict[int, str] = {}
-    for named in graph.overridable():
+    for named in overridable:
         value = named.index
         if graph.types[value] != FLOAT:
             continue
@@ -225,7 +229,11 @@ class _Finder:
             of_node=self.of_node,
             free=frozenset(self.free),
             lowered=self.lowered,
-            roots=list(map(self.root, range(len(self.variables)))),
+            # Most variables are tied to none and decide for themselves.
+            roots=[
+                own if parent == own else self.root(own)
+                for own, parent in enumerate(self.parents)
+            ],
             layouts=self.layouts,
             fixed_high=frozenset(self.fixed_high),
             requested_low=frozenset(self.requested_low),

@@ -107,7 +107,7 @@ class Constants:
 
     def stats(self, value: int) -> ConstantStats | None:
         """Return the statistics of the float32 constant that the value is or comes from; None if it is not constant."""
-        if self.types[value] != FLOAT:
+        if value not in self._known or self.types[value] != FLOAT:
             return None
         source = self._sources.get(value, value)
         if source not in self._stats:
@@ -197,7 +197,8 @@ class Constants:
             number = self._attribute(value, "value_float")
             number = self._attribute(value, "value_int") if number is None else number
             return None if number is None else float(number)
-        is_single = len(tensor.dims) < 2 and prod(tensor.dims) == 1
+        dims = tensor.dims[:]
+        is_single = len(dims) < 2 and prod(dims) == 1
         numbers = self._few(tensor) if is_single else None
         return None if numbers is None else float(numbers[0])
 
@@ -210,9 +211,11 @@ class Constants:
 
     def _few(self, tensor: TensorProto) -> NDArray[Any] | None:
         """Return the elements of a small tensor of numbers; None for other tensors."""
-        if prod(tensor.dims) > _FEW or tensor.data_type == TensorProto.STRING:
+        if prod(tensor.dims[:]) > _FEW or tensor.data_type == TensorProto.STRING:
             return None
-        if tensor.data_location == TensorProto.EXTERNAL:
+        is_external = tensor.data_location == TensorProto.EXTERNAL
+        # Most are float32, which is read without a look at every other type.
+        if is_external or tensor.data_type == TensorProto.FLOAT:
             return read_array(tensor, self.folder).reshape(-1)
         return numpy_helper.to_array(tensor).reshape(-1)
 

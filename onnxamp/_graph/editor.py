@@ -205,9 +205,12 @@ class GraphEditor:
         inserted = self._inserted.get(scope, {})
         removed = self._removed.get(scope, set())
         nodes = self.view.scopes[scope].nodes
+        written = graph.node[:]
         gone = set(self._undeclared.get(scope, ()))
-        for index in removed:
-            gone.update(graph.node[index - nodes.start].output)
+        # Only declarations are removed by name, and many models have none.
+        is_declared = bool(graph.value_info)
+        for index in removed if is_declared else ():
+            gone.update(written[index - nodes.start].output[:])
         if inserted or removed:
             order = list[int]()
             # One more than there are nodes, for what is inserted at the end.
@@ -215,11 +218,11 @@ class GraphEditor:
                 for node in inserted.get(index, ()):
                     if isinstance(node, int):
                         order.append(node - nodes.start)
-                        gone.difference_update(graph.node[order[-1]].output)
+                        gone.difference_update(written[node - nodes.start].output[:])
                         continue
                     # New nodes go to the end, and into their places all at once.
                     order.append(len(graph.node))
-                    gone.difference_update(node.output)
+                    gone.difference_update(node.output[:])
                     graph.node.append(node)
                 if index < nodes.stop and index not in removed:
                     order.append(index - nodes.start)

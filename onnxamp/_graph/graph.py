@@ -82,11 +82,6 @@ class _Op(NamedTuple):
     is_control_flow: bool
 
 
-_Row: TypeAlias = tuple[NodeProto, int, _Op, tuple[int, ...], int]
-"""A node whose inputs are not resolved yet, its scope, its op, its outputs, and the number of values defined before it.
-"""
-
-
 @dataclass(slots=True)
 class _Builder:
     """Builds the values, nodes and scopes of a view."""
@@ -96,7 +91,8 @@ class _Builder:
     values: list[Value] = field(default_factory=list)
     scopes: list[Scope] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
-    rows: list[_Row] = field(default_factory=list)
+    unresolved: list[int] = field(default_factory=list)
+    """Nodes that have bodies, or read more than what their own scope defines before them."""
     ops: dict[tuple[str, str], _Op] = field(default_factory=dict)
     bodies: dict[int, list[tuple[str, int]]] = field(default_factory=dict)
     results: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
@@ -107,7 +103,7 @@ class _Builder:
         """Add a scope with everything it defines, and return the bodies of its nodes."""
         scope = len(self.scopes)
         names: dict[str, int] = {}
-        first = len(self.rows)
+        first = len(self.nodes)
         if owner != ABSENT:
             self.bodies.setdefault(owner, []).append((attribute, scope))
         listed = set[str]()
@@ -132,13 +128,42 @@ class _Builder:
                 or self.values[names[entry.name]].origin is Origin.INPUT
             ):
                 self._add(names, entry.name, scope, Origin.INPUT, port)
+        pending = self._define_nodes(graph, scope, names, opaque=opaque)
+        self.scopes.append(
+            Scope(
+                index=scope,
+                parent=parent,
+                owner=owner,
+                proto=graph,
+                opaque=opaque,
+                names=names,
+                nodes=range(first, len(self.nodes)),
+                inputs=tuple([names[entry.name] for entry in graph.input]),
+                outputs=(),
+            )
+        )
+        return pending
+
+    def _define_nodes(
+        self, graph: GraphProto, scope: int, names: dict[str, int], *, opaque: bool
+    ) -> list[_Pending]:
+        """Add the nodes of a scope and the values that they make, and return the bodies of its nodes."""
         pending: list[_Pending] = []
         origin = Origin.NODE
-        rows, ops = self.rows, self.ops
-        for index, node in enumerate(graph.node[:], first):
+        values, nodes, ops = self.values, self.nodes, self.ops
+        value_of = names.__getitem__
+        for index, node in enumerate(graph.node[:], len(nodes)):
             op = ops.get((node.domain, node.op_type)) or self._op(node)
-            defined = len(values)
-            outputs = []
+            # Only what is defined so far has a value yet, so the order of nodes is checked as well.
+            try:
+                inputs = (*map(value_of, node.input[:]),)
+                is_unresolved = op.has_bodies
+            except KeyError:
+                inputs = ()
+                is_unresolved = True
+            if is_unresolved:
+                self.unresolved.append(index)
+            outputs: list[int] = []
             for port, output in enumerate(node.output[:]):
                 if not output:
                     outputs.append(ABSENT)
@@ -148,28 +173,16 @@ class _Builder:
                 names[output] = value = len(values)
                 values.append(Value(value, output, scope, origin, index, port))
                 outputs.append(value)
-            rows.append((node, scope, op, (*outputs,), defined))
+            # By position: keywords take half as long again.
+            nodes.append(
+                Node(index, scope, node, op.key, op.signature, inputs, (*outputs,), ())
+            )
             if op.has_bodies:
                 unknown = opaque or not op.is_control_flow
                 pending += [
                     (body, scope, index, name, unknown)
                     for name, body in node_bodies(node)
                 ]
-        nodes = range(first, len(self.rows))
-        inputs = tuple([names[entry.name] for entry in graph.input])
-        self.scopes.append(
-            Scope(
-                index=scope,
-                parent=parent,
-                owner=owner,
-                proto=graph,
-                opaque=opaque,
-                names=names,
-                nodes=nodes,
-                inputs=inputs,
-                outputs=(),
-            )
-        )
         return pending
 
     def _op(self, node: NodeProto) -> _Op:
@@ -206,11 +219,11 @@ class _Builder:
         if scope == 0:
             return "the graph"
         owner = self.scopes[scope].owner if scope < len(self.scopes) else ABSENT
-        return f"a subgraph of {self.rows[owner][0].name!r}"
+        return f"a subgraph of {self.nodes[owner].proto.name!r}"
 
     def _find(self, name: str, scope: int) -> int:
         """Return the value index of a name as seen from a scope; ABSENT if there is none."""
-        reader = len(self.rows)
+        reader = len(self.nodes)
         while scope != ABSENT:
             value = self.scopes[scope].names.get(name)
             if value is not None:
@@ -224,31 +237,26 @@ class _Builder:
 
     def _cyclic(self, reader: int) -> "_DisorderError":
         """Return the error about a node that reads a result of a later node, itself or in a body."""
-        proto, _, op, _, _ = self.rows[reader]
+        node = self.nodes[reader]
         return _DisorderError(
-            f"The graph is cyclic: node {_label(proto)!r} ({op.key}) depends on its own output, or on a cycle."
+            f"The graph is cyclic: node {_label(node.proto)!r} ({node.key}) depends on its own output, or on a cycle."
         )
 
     def resolve(self) -> None:
-        """Resolve names to value indices, and record results."""
-        values, nodes = self.values, self.nodes
+        """Resolve the names that nodes read of outer scopes, attach bodies to nodes, and record results."""
         # The last entry, always empty, is that of ABSENT.
-        self.results = [()] * (len(values) + 1)
-        for index, (proto, home, op, outputs, defined) in enumerate(self.rows):
-            names = self.scopes[home].names
-            read = proto.input[:]
-            try:
-                inputs = [*map(names.__getitem__, read)]
-            except KeyError:
-                inputs = self._inputs(index, read)
-            # Values are numbered as nodes define them, so one of this node or a later one has a greater index.
-            if max(inputs, default=ABSENT) >= defined:
-                inputs = self._inputs(index, read)
-            bodies = tuple(self.bodies[index]) if index in self.bodies else ()
-            # By position: keywords take half as long again.
-            key, signature = op.key, op.signature
-            nodes.append(
-                Node(index, home, proto, key, signature, (*inputs,), outputs, bodies)
+        self.results = [()] * (len(self.values) + 1)
+        for index in self.unresolved:
+            node = self.nodes[index]
+            self.nodes[index] = Node(
+                index=index,
+                scope=node.scope,
+                proto=node.proto,
+                key=node.key,
+                signature=node.signature,
+                inputs=self._inputs(node),
+                outputs=node.outputs,
+                bodies=tuple(self.bodies.get(index, ())),
             )
         for position, scope in enumerate(self.scopes):
             outputs = tuple(
@@ -259,19 +267,18 @@ class _Builder:
             )
             self.scopes[position] = replace(scope, outputs=outputs)
 
-    def _inputs(self, index: int, names: Sequence[str]) -> list[int]:
+    def _inputs(self, node: Node) -> tuple[int, ...]:
         """Return the values that a node reads, some of which are omitted, of an outer scope, or at fault."""
-        proto, home, _, _, _ = self.rows[index]
-        own = self.scopes[home].names
-        inputs = []
-        for name in names:
+        own = self.scopes[node.scope].names
+        inputs = list[int]()
+        for name in node.proto.input[:]:
             value = own.get(name)
             if value is None:
-                value = self._outer(name, proto, home) if name else ABSENT
-            elif self.values[value].producer >= index:
-                raise self._cyclic(index)
+                value = self._outer(name, node.proto, node.scope) if name else ABSENT
+            elif self.values[value].producer >= node.index:
+                raise self._cyclic(node.index)
             inputs.append(value)
-        return inputs
+        return tuple(inputs)
 
     def _outer(self, name: str, proto: NodeProto, home: int) -> int:
         """Return the value that a node reads; ABSENT if an opaque scope does not define it."""

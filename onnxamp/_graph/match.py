@@ -20,11 +20,28 @@ class Var(NamedTuple):
 
     name: str
 
+    def match(self, search: "FormSearch", value: int, bound: "Bindings") -> "Found":
+        """Return the bindings with which the name stands for a value."""
+        if search.graph.passing:
+            value = search.graph.passed_on(value)
+        known = bound.values.get(self.name)
+        if known is None:
+            return (bound._replace(values={**bound.values, self.name: value}),)
+        return (bound,) if known == value else ()
+
 
 class Scalar(NamedTuple):
     """A constant with one element."""
 
     value: float
+
+    def match(self, search: "FormSearch", value: int, bound: "Bindings") -> "Found":
+        """Return the same bindings if a value is the number."""
+        if search.graph.passing:
+            value = search.graph.passed_on(value)
+        number = search.graph.constants.scalar(value)
+        is_equal = number is not None and isclose(number, self.value, rel_tol=_CLOSE)
+        return (bound,) if is_equal else ()
 
 
 class Op(NamedTuple):
@@ -41,6 +58,44 @@ class Op(NamedTuple):
     reduces: bool
     """Whether it reduces axes."""
 
+    def match(self, search: "FormSearch", value: int, bound: "Bindings") -> "Found":
+        """Return the alternative bindings with which a node and its inputs match a value."""
+        if search.makers[value] != self.key:
+            return ()
+        scope, nodes, values, axes = bound
+        graph = search.graph
+        node = graph.nodes[graph.values[value].producer]
+        # Nodes that pass the value on belong to the match as well.
+        while node.key != self.key:
+            if node.scope != scope:
+                return ()
+            nodes = *nodes, node.index
+            node = graph.nodes[graph.values[node.inputs[0]].producer]
+        if node.scope != scope or not search.may_be(self, node):
+            return ()
+        orders = search.orders(self, node)
+        # All reductions of a form are along the same axes.
+        if orders and self.reduces:
+            counted = search.axes_of(node)
+            if counted is None or axes not in ((), counted):
+                return ()
+            axes = counted
+        found: list[Bindings] = []
+        start = Bindings(scope, (*nodes, node.index), values, axes)
+        for order in orders:
+            alternatives: Found = (start,)
+            for place in self.places:
+                part = self.inputs[place]
+                if len(alternatives) == 1:
+                    alternatives = part.match(search, order[place], alternatives[0])
+                    continue
+                further: list[Bindings] = []
+                for one in alternatives:
+                    further += part.match(search, order[place], one)
+                alternatives = further
+            found += alternatives
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -50,6 +105,13 @@ class Choice:
 
     ending_in: "Mapping[str, list[Pattern]]" = field(compare=False)
     """Op type -> the options whose last node may have it."""
+
+    def match(self, search: "FormSearch", value: int, bound: "Bindings") -> "Found":
+        """Return the alternative bindings with which any of the options matches a value."""
+        found: list[Bindings] = []
+        for option in self.ending_in.get(search.makers[value], ()):
+            found += option.match(search, value, bound)
+        return found
 
 
 Pattern: TypeAlias = Var | Scalar | Op | Choice
@@ -223,16 +285,20 @@ def maker_keys(graph: Graph) -> Sequence[str]:
     return keys
 
 
-class _Bindings(NamedTuple):
+class Bindings(NamedTuple):
     """The nodes, values and axes that a match has bound to a form so far."""
 
     scope: int
-    nodes: frozenset[int]
+    nodes: tuple[int, ...]
     values: Mapping[str, int]
     axes: tuple[int, ...]
 
 
-class FormSearch(NamedTuple):
+Found: TypeAlias = Sequence[Bindings]
+"""Alternative bindings with which an expression matches a value."""
+
+
+class FormSearch:
     """Compares forms with the nodes of a graph, from the last node backwards.
 
     Attributes:
@@ -240,13 +306,10 @@ class FormSearch(NamedTuple):
         makers: see :func:`maker_keys`. They rule out most expressions before any node is compared.
     """
 
-    graph: Graph
-    makers: Sequence[str]
-
-    @classmethod
-    def of(cls, graph: Graph) -> "FormSearch":
-        """Return the search in a graph."""
-        return cls(graph, maker_keys(graph))
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.makers = maker_keys(graph)
+        self._axes = dict[int, tuple[int, ...] | None]()
 
     def may_be_any(self, ends: Sequence[Op], core: Node) -> bool:
         """Return whether a node may be the last of any of these, judged by the op types before it."""
@@ -263,85 +326,19 @@ class FormSearch(NamedTuple):
 
         The form, not the graph, bounds the depth and the number of steps.
         """
-        start = _Bindings(core.scope, frozenset(), {}, ())
+        start = Bindings(core.scope, (), {}, ())
         return [
-            Match(
-                form.kind, core.index, bindings.nodes, bindings.values, bindings.axes
+            Match(form.kind, core.index, frozenset(nodes), values, axes)
+            for _, nodes, values, axes in form.pattern.match(
+                self, core.outputs[0], start
             )
-            for bindings in self.expression(form.pattern, core.outputs[0], start)
         ]
 
-    def expression(
-        self, pattern: Pattern, value: int, bindings: _Bindings
-    ) -> Sequence[_Bindings]:
-        """Return the alternative bindings with which an expression matches a value."""
-        if isinstance(pattern, Op):
-            return self.node(pattern, value, bindings)
-        if isinstance(pattern, Choice):
-            options = pattern.ending_in.get(self.makers[value], ())
-            found = list[_Bindings]()
-            for option in options:
-                found += self.expression(option, value, bindings)
-            return found
-        if self.graph.passing:
-            value = self.graph.passed_on(value)
-        if isinstance(pattern, Var):
-            known = bindings.values.get(pattern.name)
-            if known is None:
-                values = {**bindings.values, pattern.name: value}
-                return (
-                    _Bindings(bindings.scope, bindings.nodes, values, bindings.axes),
-                )
-            return (bindings,) if known == value else ()
-        number = self.graph.constants.scalar(value)
-        is_equal = number is not None and isclose(
-            number, pattern.value, rel_tol=_CLOSE
-        )
-        return (bindings,) if is_equal else ()
-
-    def node(
-        self, pattern: Op, value: int, bindings: _Bindings
-    ) -> Sequence[_Bindings]:
-        """Return the alternative bindings with which a node and its inputs match a value."""
-        if self.makers[value] != pattern.key:
-            return ()
-        graph = self.graph
-        passing = list[int]()
-        node = graph.nodes[graph.values[value].producer]
-        # Nodes that pass the value on belong to the match as well.
-        while node.key != pattern.key:
-            if node.scope != bindings.scope:
-                return ()
-            passing.append(node.index)
-            node = graph.nodes[graph.values[node.inputs[0]].producer]
-        if node.scope != bindings.scope or not self.may_be(pattern, node):
-            return ()
-        orders = self.orders(pattern, node)
-        axes = bindings.axes
-        # All reductions of a form are along the same axes.
-        if orders and pattern.reduces:
-            counted = axes_of(graph, node)
-            if counted is None or axes not in ((), counted):
-                return ()
-            axes = counted
-        found = list[_Bindings]()
-        nodes = bindings.nodes.union(passing, (node.index,))
-        start = _Bindings(bindings.scope, nodes, bindings.values, axes)
-        for order in orders:
-            alternatives: Sequence[_Bindings] = (start,)
-            for place in pattern.places:
-                inner = pattern.inputs[place]
-                if len(alternatives) == 1:
-                    alternatives = self.expression(
-                        inner, order[place], alternatives[0]
-                    )
-                    continue
-                further = list[_Bindings]()
-                for partial in alternatives:
-                    further += self.expression(inner, order[place], partial)
-                alternatives = further
-            found += alternatives
-        return found
+    def axes_of(self, node: Node) -> tuple[int, ...] | None:
+        """Return :func:`axes_of` of a reduction, which forms meet on several ways."""
+        if node.index not in self._axes:
+            self._axes[node.index] = axes_of(self.graph, node)
+        return self._axes[node.index]
 
     def may_be(self, pattern: Op, node: Node) -> bool:
         """Return whether a node computes float32, and has as many inputs as expected."""
@@ -356,7 +353,7 @@ class FormSearch(NamedTuple):
         # Equal inputs would match twice.
         is_twofold = pattern.commutes and inputs[0] != inputs[1]
         makers = self.makers
-        orders = list[tuple[int, ...]]()
+        orders: list[tuple[int, ...]] = []
         for order in (inputs, inputs[::-1]) if is_twofold else (inputs,):
             for place, keys in pattern.heads:
                 if makers[order[place]] not in keys:

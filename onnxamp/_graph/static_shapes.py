@@ -90,18 +90,20 @@ def _known_dims(
     known = _given(view, types, faces)
     if known is None:
         return None
-    results = dict[_Form, list[int] | None]()
+    results = dict[_Form, list[int]]()
     most = len(view.nodes) // _REPEATED
     for node in view.nodes:
-        written = (*map(_WRITE, node.proto.attribute[:]),)
+        given = node.proto.attribute
+        written = (*map(_WRITE, given[:]),) if given else ()
         read = (*map(known.__getitem__, node.inputs),)
         form = node.signature, len(node.outputs), written, read
-        if form not in results:
+        made = results.get(form)
+        if made is None:
             inputs = [faces.faces[number] for number in read]
-            results[form] = _outputs(view, node, inputs, types, faces)
-        made = results[form]
-        if made is None or len(results) > most:
-            return None
+            made = _outputs(view, node, inputs, types, faces)
+            if made is None or len(results) == most:
+                return None
+            results[form] = made
         for value, number in zip(node.outputs, made, strict=True):
             known[value] = number
     sizes = [None if face is None else face.sizes for face in faces.faces]

@@ -241,7 +241,13 @@ class View:
 
     def overridable(self) -> list[Value]:
         """Return the initializers that callers may override."""
-        return [value for value in self.values if value.origin is Origin.DEFAULT]
+        # They are inputs of the model as well, of which there are fewer than values.
+        found = list[Value]()
+        for index in sorted(self.scopes[0].inputs):
+            value = self.values[index]
+            if value.origin is Origin.DEFAULT:
+                found.append(value)
+        return found
 
 
 def shadowing(view: View) -> dict[int, int]:

@@ -220,7 +220,7 @@ def arrange(items: Any, order: Sequence[int]) -> None:
 
 def drop_named(items: Any, names: Container[str]) -> None:
     """Remove the messages with one of these names from a repeated field."""
-    order = [at for at, item in enumerate(items) if item.name not in names]
+    order = [at for at, item in enumerate(items[:]) if item.name not in names]
     if len(order) < len(items):
         arrange(items, order)
 

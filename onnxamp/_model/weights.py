@@ -11,7 +11,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from functools import cache, partial
-from itertools import groupby, islice
 from math import prod
 from operator import add
 from os import PathLike
@@ -95,34 +94,44 @@ def convert(
 
     Small arrays are joined, because converting them takes less time than the calls.
     """
-    flat = (
-        (np.ascontiguousarray(array).reshape(-1), saturate_at)
-        for array, saturate_at in arrays
-    )
-    # Only neighbors are joined, so that results come in order and few arrays are held at a time.
-    for are_small, group in groupby(flat, lambda pair: 0 < pair[0].size <= _FEW):
-        while are_small and (joined := list(islice(group, _BLOCK // _FEW))):
+    # Only neighbors are joined, so that results come in order and few numbers are held at a time.
+    joined = list[Saturated]()
+    room = _BLOCK
+    for array, saturate_at in arrays:
+        flat = array.ravel()
+        is_small = 0 < flat.size <= _FEW
+        if not is_small or flat.size > room:
             yield from _convert_joined(joined, low)
-        for array, saturate_at in group:
-            bits, counts = lower(array, low, saturate_at, Scratch(array.size))
+            joined = []
+            room = _BLOCK
+        if is_small:
+            joined.append((flat, saturate_at))
+            room -= flat.size
+        else:
+            bits, counts = lower(flat, low, saturate_at, Scratch(flat.size))
             yield bits.tobytes(), counts
+    yield from _convert_joined(joined, low)
 
 
 def _convert_joined(
     arrays: Sequence[Saturated], low: Format
 ) -> Iterator[tuple[bytes, ConversionCounts]]:
     """Yield what :func:`convert` yields of small arrays, which are converted at once."""
+    if not arrays:
+        return
     flat = np.concatenate([array for array, _ in arrays])
     scratch = Scratch(flat.size)
     parts = list[_Section]()
     start = 0
     for array, saturate_at in arrays:
-        parts.append(_Section(slice(start, start + array.size), saturate_at))
-        start += array.size
+        stop = start + array.size
+        parts.append(_Section(start, stop, saturate_at))
+        start = stop
     bits = scratch.bits_of(low, flat.size)
     counts = _lower_block(flat, bits, low, parts, scratch)
+    data = bits.tobytes()
     for part, lost in zip(parts, counts, strict=True):
-        yield bits[part.place].tobytes(), lost
+        yield data[part.start * low.bytes : part.stop * low.bytes], lost
 
 
 def lower(
@@ -136,10 +145,11 @@ def lower(
         A part of ``scratch.bits``, and the counts.
     """
     bits = scratch.bits_of(low, flat.size)
-    whole = [_Section(slice(None), saturate_at)]
     counts = ConversionCounts()
     for block in _blocks(flat.size):
-        counts += _lower_block(flat[block], bits[block], low, whole, scratch)[0]
+        numbers = flat[block]
+        whole = [_Section(0, numbers.size, saturate_at)]
+        counts += _lower_block(numbers, bits[block], low, whole, scratch)[0]
     return bits, counts
 
 
@@ -172,7 +182,8 @@ def _blocks(size: int) -> Iterator[slice]:
 class _Section(NamedTuple):
     """The place of an array in a block, and the magnitude at which its numbers saturate."""
 
-    place: slice
+    start: int
+    stop: int
     saturate_at: float
 
 
@@ -195,7 +206,7 @@ def _lower_block(
         with np.errstate(over="ignore", invalid="ignore"):
             bits[:] = flat.astype(limits.kind).view(low.patterns)
 
-    starts = [part.place.start or 0 for part in parts]
+    starts = [part.start for part in parts]
 
     def counted(mask: NDArray[np.bool_]) -> list[int]:
         if len(parts) == 1:
@@ -218,12 +229,15 @@ def _lower_block(
     if largest >= 2 * limits.infinity:
         beyond = np.isfinite(flat, out=mask) & (magnitude == 2 * limits.infinity)
         overflowed = counted(beyond)
-        for place, saturate_at in parts:
-            bound = np.float32(saturate_at).astype(limits.kind)
+        for part, count in zip(parts, overflowed, strict=True):
+            if not count:
+                continue
+            place = slice(part.start, part.stop)
+            bound = np.float32(part.saturate_at).astype(limits.kind)
             signs = bits[place][beyond[place]] & limits.sign
             bits[place][beyond[place]] = signs | int(bound.view(low.patterns))
     return [
-        ConversionCounts(len(flat[part.place]), over, zero - before, little - zero)
+        ConversionCounts(part.stop - part.start, over, zero - before, little - zero)
         for part, over, zero, before, little in zip(
             parts, overflowed, zeros, zeros_before, small, strict=True
         )
@@ -341,10 +355,10 @@ def read_array(tensor: TensorProto, base_dir: Path | None) -> NDArray[Any]:
         ModelError: the number of elements does not match the tensor's dimensions.
         ExternalDataError: see :func:`data_location`.
     """
-    place = data_location(tensor, base_dir)
     shape = tuple(tensor.dims[:])
     count = prod(shape)
     kind = _stored_kind(tensor.data_type)
+    place = data_location(tensor, base_dir)
     if place is not None:
         if place.saturate_at is not None:
             kind = _stored_kind(TensorProto.FLOAT)

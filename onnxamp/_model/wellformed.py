@@ -8,7 +8,6 @@ need a repair were repaired by :mod:`onnxamp._model.repair` before.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, Final
 
 import onnx
@@ -72,7 +71,7 @@ def check_wellformed(model: ModelProto) -> bool:
 
     Returns:
         Whether the model certainly needs no repair (:mod:`onnxamp._model.repair`): it has no bodies, and every name of
-        its graph is defined once, before it is read.
+        its graph is defined once, and before it is read.
 
     Raises:
         ModelError: the message says what is wrong where. OpsetError: the installed onnx does not know an opset.
@@ -174,31 +173,34 @@ class _Checker:
                 )
             utf8(graph.name, "the name of a graph")
             # Slices, because protobuf's own iterators are slow.
-            for tensor in graph.initializer[:]:
+            tensors = graph.initializer[:]
+            for tensor in tensors:
                 check_tensor(tensor)
             for sparse in graph.sparse_initializer:
                 check_sparse(sparse)
             for entry in (*graph.input, *graph.output, *graph.value_info):
                 check_entry(entry)
-            defined = {tensor.name for tensor in graph.initializer[:]}
-            read = set[str]()
-            count = len(graph.initializer)
+            stored = {tensor.name for tensor in tensors}
+            # What nodes may read so far; the name of omitted inputs is empty.
+            readable = {"", *stored, *(entry.name for entry in graph.input)}
+            count = len(readable)
+            is_ordered = True
             nodes = graph.node[:]
             for node in nodes:
                 inputs = node.input[:]
                 outputs = node.output[:]
-                read.update(inputs)
-                defined.update(outputs)
+                is_ordered = is_ordered and readable.issuperset(inputs)
+                readable.update(outputs)
                 count += len(outputs)
-                self.is_tidy = self.is_tidy and read.isdisjoint(outputs)
                 found = self.node(node, inputs, outputs, opaque=opaque)
                 if found:
                     stack += [(body, depth + 1, within) for body, within in found]
             # Each name once, because a look at those of each node would take as long as all else here.
-            if not {str}.issuperset(map(type, chain(read, defined))):
+            if not (is_ordered and {str}.issuperset(map(type, readable))):
                 for node in nodes:
                     _check_names(node)
-            self.is_tidy = self.is_tidy and not stack and len(defined) == count
+            is_single = len(stored) == len(tensors) and len(readable) == count
+            self.is_tidy = self.is_tidy and is_ordered and is_single and not stack
 
     def function(self, function: FunctionProto) -> None:
         """Check a model-local function."""
@@ -225,15 +227,10 @@ class _Checker:
         """Check a node. Returns its subgraphs, which are still to be checked, each with whether it is opaque."""
         domain = node.domain
         op_type = node.op_type
-        attributes = node.attribute[:]
-        form = (
-            domain,
-            op_type,
-            opaque,
-            len(inputs),
-            len(outputs),
-            *map(_plain_bytes, attributes),
-        )
+        # Many nodes have no attributes, and a slice of none takes as long as one of some.
+        attributes = node.attribute[:] if node.attribute else ()
+        written = map(_plain_bytes, attributes)
+        form = domain, op_type, opaque, len(inputs), len(outputs), *written
         # The names of a value are checked with all those of its graph, but nothing else reads the name of a node.
         if form in self.passed and "" not in inputs and type(node.name) is str:
             return []

@@ -166,17 +166,21 @@ def _without_large_weights(model: ModelProto) -> ModelProto:
         for at, node in enumerate(graph.node[:])
         if node.op_type == "Constant" and _is_large_constant(node)
     }
-    if not constants and not any(map(_is_large, graph.initializer)):
+    weights = graph.initializer[:]
+    are_large = [*map(_is_large, weights)]
+    if not constants and not any(are_large):
         return model
-    light = copy_without(model, "initializer", "node")
+    # All nodes are copied at once, which is fast, unless some have large values, which are not to be copied.
+    light = copy_without(model, "initializer", *(("node",) if constants else ()))
     light.graph.initializer.extend(
-        _without_data(weight) if _is_large(weight) else weight
-        for weight in graph.initializer
+        _without_data(weight) if is_large else weight
+        for weight, is_large in zip(weights, are_large, strict=True)
     )
-    light.graph.node.extend(
-        _without_value(node) if at in constants else node
-        for at, node in enumerate(graph.node)
-    )
+    if constants:
+        light.graph.node.extend(
+            _without_value(node) if at in constants else node
+            for at, node in enumerate(graph.node[:])
+        )
     return light
 
 

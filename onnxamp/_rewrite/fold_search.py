@@ -346,7 +346,8 @@ def _suiting(
     shape = graph.shapes[match.values["x"]]
     if tensor is None or tensor.data_type != _elem(graph, match):
         return None
-    sizes = list(tensor.dims)
+    stored: list[int] = tensor.dims[:]
+    sizes = stored.copy()
     rank = len(dims) if shape is None else len(shape)
     if len(sizes) > rank:
         return None
@@ -359,7 +360,7 @@ def _suiting(
         return None
     if None in dims and (len(dims) > 1 or sizes == [1]):
         return None
-    if sizes == list(tensor.dims):
+    if sizes == stored:
         return value
     return NewWeight(f"{graph.values[value].name}_flat", partial(_flat, tensor, sizes))
 

@@ -31,7 +31,7 @@ def apply(draft: Draft, options: Options) -> PassResult:
     model = draft.proto
     inputs = {entry.name for entry in model.graph.input}
     weights = model.graph.initializer
-    frozen = {tensor.name for tensor in weights if tensor.name in inputs}
+    frozen = {tensor.name for tensor in weights[:]} & inputs
     if asked is None:
         asked = options.level != Level.O0 and bool(frozen) and _is_habit(model, frozen)
     # Before that IR version, all weights are listed, and none can be overridden.

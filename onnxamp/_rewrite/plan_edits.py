@@ -70,7 +70,16 @@ def _inputs(
     ports, values = problem.ports, problem.graph.values
     inputs = dict[tuple[int, int], str]()
     low_of = decision.of_ports()
+    # Nearly all nodes read values that have no name but their own.
+    changed = {*names.aliases}
+    for value, versions in names.of.items():
+        own = values[value].name
+        for name in versions.values():
+            if name != own:
+                changed.add(value)
     for node in problem.graph.nodes:
+        if changed.isdisjoint(node.inputs):
+            continue
         consumed = ports.consumed[node.index]
         for port, value in enumerate(node.inputs):
             variable = consumed[port]
@@ -82,15 +91,15 @@ def _inputs(
                 # An original Cast reads what the producer delivers.
                 is_made_low = decision.is_low(ports.produced[value])
                 is_low = value not in ports.lowered and is_made_low
-            name: str | None
+            read: str | None
             if is_alias:
-                name = low_source(
+                read = low_source(
                     problem, decision, names.of, names.aliases, value
                 ).name
             else:
-                name = names.of[value].get(is_low)
-            if name is not None and name != values[value].name:
-                inputs[node.index, port] = name
+                read = names.of[value].get(is_low)
+            if read is not None and read != values[value].name:
+                inputs[node.index, port] = read
     return inputs
 
 

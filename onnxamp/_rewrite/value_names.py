@@ -187,7 +187,7 @@ class _Namer:
             # Nearly all values: only Casts and results read one as LOW.
             return set(map(self.low_of.__getitem__, read))
         consumed = self.ports.consumed
-        needed = set[bool]()
+        needed: set[bool] = set()
         for node, port in self.graph.uses[value]:
             # A node that dequantizes twice reads its scale in both precisions.
             if node in self.doubled:

@@ -191,8 +191,9 @@ def type_conflicts(graph: Graph) -> Iterator[Conflict]:
     passed = set[tuple[object, ...]]()
     varying = facts.dtype_attribute.keys() | facts.output_parameter.keys()
     types = graph.types
+    opaque = {scope.index for scope in graph.scopes if scope.opaque}
     for node in graph.nodes:
-        if node.signature is None or graph.scopes[node.scope].opaque:
+        if node.signature is None or node.scope in opaque:
             continue
         inputs = (*map(types.__getitem__, node.inputs),)
         outputs = (*map(types.__getitem__, node.outputs),)

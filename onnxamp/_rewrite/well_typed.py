@@ -78,7 +78,7 @@ class _NodeTypes:
         self.book = SignatureBook(opset_imports(model))
         self.types = types
         self.declared = declared
-        self.ops = dict[tuple[str, str], _Op | None]()
+        self.ops = dict[tuple[str, str], _Op]()
         self.known = dict[tuple[object, ...], Sequence[str]]()
 
     def follow(self) -> bool:
@@ -87,38 +87,37 @@ class _NodeTypes:
         type_of = types.__getitem__
         types[""] = None  # the name of omitted inputs
         for node in self.nodes[:]:
-            inputs = node.input[:]
             outputs = node.output[:]
-            op = self.op(node)
+            op = self.ops.get((node.domain, node.op_type)) or self.op(node)
             # Each name is defined once, and before it is read.
             is_repeated = len(outputs) > 1 and len(set(outputs)) < len(outputs)
             if op is None or is_repeated or not types.keys().isdisjoint(outputs):
                 return False
             try:
-                read = (*map(type_of, inputs),)
+                read = (*map(type_of, node.input[:]),)
             except KeyError:
                 return False
             form = op.signature, len(outputs), *read
-            made = self.known.get(form) or self.made(node, op, read)
+            made = self.known.get(form)
             if made is None:
-                return False
-            if not op.reads_attributes:
-                self.known[form] = made
+                made = self.made(node, op, read)
+                if made is None:
+                    return False
+                if not op.reads_attributes:
+                    self.known[form] = made
             types.update(zip(outputs, made, strict=True))
         return True
 
     def op(self, node: NodeProto) -> _Op | None:
         """Return the facts about the op of a node; None if it has bodies or no schema."""
         name = node.domain, node.op_type
-        if name not in self.ops:
-            key = op_key(node)
-            signature = self.book.get(*name)
-            has_bodies = key in op_facts().control_flow or "::" in key
-            plain = None if signature is None or has_bodies else signature
-            self.ops[name] = (
-                None if plain is None else _Op(key, plain, reads_attributes(key))
-            )
-        return self.ops[name]
+        key = op_key(node)
+        signature = self.book.get(*name)
+        has_bodies = key in op_facts().control_flow or "::" in key
+        if signature is None or has_bodies:
+            return None
+        op = self.ops[name] = _Op(key, signature, reads_attributes(key))
+        return op
 
     def made(
         self, node: NodeProto, op: _Op, read: tuple[str | None, ...]
