@@ -19,7 +19,7 @@ lengths (by name)                      the size of the first open dimension that
 factors (by name: scales, speeds)      uniform between 1/2 and 3/2
 sizes (Reshape, Expand, Range,         uniform in 1..4
 ConstantOfShape, TopK, Loop trips)
-other floats                           standard normal
+other floats                           standard normal, or in a domain (:mod:`onnxamp._runtime.finite`)
 other bools                            uniform in {False, True}
 other uint8                            uniform in 0..255, as in images
 other integers                         uniform in {0, 1}: valid as index, flag, segment or length
@@ -59,6 +59,7 @@ from onnxamp._graph.determined import Determined, determine, input_relations
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import Origin
+from onnxamp._runtime.domains import Domain, in_domain, in_range
 from onnxamp._runtime.roles import Role, Use, input_use
 from onnxamp._runtime.sizes import Sizes, dim_name, is_open, shape_within
 from onnxamp._runtime.values import Feed
@@ -105,6 +106,8 @@ class InputMaker(NamedTuple):
     uses: Mapping[int, Use]
     ranges: Mapping[str, tuple[float, float]]
     """By name: the least and the largest number of inputs."""
+    domains: Mapping[str, Domain] = {}
+    """By name: where the numbers of inputs without a range lie."""
 
     def make(
         self, seed: int, number: int = 0, lengths: Mapping[str, int] | None = None
@@ -138,7 +141,9 @@ class InputMaker(NamedTuple):
                 raise _too_large(entry.name, shape_of(entry, sizes)) from None
             ends = self.ranges.get(entry.name)
             if ends is not None and isinstance(feed, np.ndarray):
-                feed = _within(generator, feed, ends)
+                feed = in_range(generator, feed, ends)
+            elif entry.name in self.domains and isinstance(feed, np.ndarray):
+                feed = in_domain(generator, feed, self.domains[entry.name])
             feeds[entry.name] = feed
         return feeds
 
@@ -182,7 +187,12 @@ class InputMaker(NamedTuple):
             {**determined.sizes, **sizes, **self.dims},
             self.ranges,
         )
-        return maker._replace(dims=self.dims, tried=sizes, determined=determined)
+        return maker._replace(
+            dims=self.dims,
+            tried=sizes,
+            determined=determined,
+            domains=self.domains,
+        )
 
     def solved(self, sizes: Mapping[str, int]) -> Determined:
         """Return the sizes that follow from these, from those given, and from the weights."""
@@ -257,6 +267,8 @@ class Draw(NamedTuple):
     """Sizes used in place of the usual ones, with which the model does not run: determined ones, and tried ones."""
     tried: tuple[Mapping[str, int], ...] = ()
     """Sizes with which it does not run."""
+    told: str = ""
+    """The domain of its numbers, in words; "" for the usual ones."""
 
     def make(self, number: int) -> dict[str, Feed]:
         """Return the sample of a position; raises as :func:`random_inputs`."""
@@ -484,18 +496,6 @@ def _tensor(
     else:
         numbers = generator.standard_normal(shape)
     return np.asarray(numbers).astype(dtype)
-
-
-def _within(
-    generator: np.random.Generator, feed: npt.NDArray[Any], ends: tuple[float, float]
-) -> npt.NDArray[Any]:
-    """Return numbers of a range in place of others, with their shape and type."""
-    low, high = ends
-    if feed.dtype.kind in "iu":
-        return generator.integers(int(low), int(high) + 1, feed.shape).astype(
-            feed.dtype
-        )
-    return generator.uniform(low, high, feed.shape).astype(feed.dtype)
 
 
 _MASKS: Final = frozenset({Role.MASK, Role.ADDED, Role.SUBTRACTED})
