@@ -121,8 +121,8 @@ class _Centered:
     def back(self, node: Node, *, rare: bool = False) -> Iterator[Hazard]:
         """Yield the nodes from the inputs of the model to the raw values that a node reads."""
         why = f"rounds an input of the model, whose last digits {node.label!r} needs"
-        for maker in raw_makers(self.graph, self.raw, node, self.seen):
-            yield Hazard(maker.index, KIND, why, rare)
+        for maker, value in raw_makers(self.graph, self.raw, node, self.seen):
+            yield Hazard(maker.index, KIND, why, rare, value)
 
 
 class _AffineInputs:
@@ -142,11 +142,12 @@ class _AffineInputs:
         A stored mean of 20 beside a deviation of 0.01 is such a shift, and so is 1 where a ratio may be close to it.
         Masks, which are multiples of x - 1, have none.
         """
+        if node.key in op_facts().logarithms:
+            # A logarithm of a ratio is the difference of two logarithms.
+            return node.input(0) in self.raw.ratios
         form = self._form(node)
         if form is None:
-            # A logarithm of a ratio is the difference of two logarithms.
-            is_log = node.key in op_facts().logarithms
-            return is_log and node.input(0) in self.raw.ratios
+            return False
         self.forms[node.outputs[0]] = form
         if not self.ratios.isdisjoint(node.inputs):
             self.ratios.update(node.writes)
@@ -166,7 +167,7 @@ class _AffineInputs:
         channels = self.raw.channels
         if len(computed) != 1 or channels.get(computed[0], ABSENT) is not None:
             return None
-        scale, shift = self.forms.get(computed[0], (np.ones(()), np.zeros(())))
+        scale, shift = self._form_of(computed[0])
         if node.key not in op_facts().linear or len(known) != 1:
             is_uniform = scale.size == shift.size == 1
             return np.stack([scale, shift]) if is_uniform and not known else None
@@ -191,6 +192,12 @@ class _AffineInputs:
             return np.stack(np.broadcast_arrays(*form))
         except ValueError:
             return None
+
+    def _form_of(self, value: int) -> NDArray[np.float64]:
+        """Return the form of a value, or that of the first one that control flow passes on as it, if it is known."""
+        while value not in self.forms and value in self.raw.sources:
+            value = self.raw.sources[value][0]
+        return self.forms.get(value, np.stack([np.ones(()), np.zeros(())]))
 
 
 _ROUNDED: Final = 1 / 32
