@@ -156,6 +156,11 @@ class _AffineInputs:
         scale, shift = np.abs(form)
         rounded = shift * self.low.epsilon > _ROUNDED
         is_scaled = (scale != 1) | (shift > self.low.exact_integers)
+        # A difference that divides, or whose logarithm is taken, needs its digits however small it is.
+        is_scaled |= any(
+            port in op_facts().divisors.get(reader.key, ())
+            for reader, port in self.graph.readers(node)
+        )
         center = shift > _NEAR * scale
         return bool((rounded & is_scaled & center & (shift < _DIGITS)).any())
 
@@ -257,6 +262,7 @@ def _near_one(graph: Graph) -> Iterator[Hazard]:
     facts = op_facts()
     for node in graph.nodes_of(facts.logarithms):
         yield from _leading(graph, node, facts.additive)
+        yield from _opposite(graph, node)
     for node in graph.nodes_of(facts.additive):
         if _is_beside_one(graph, node, subtracts=True):
             yield from _leading(graph, node, facts.exponentials)
@@ -290,6 +296,30 @@ def _leading(graph: Graph, end: Node, starts: frozenset[str]) -> Iterator[Hazard
             f"leads from a number near 1 to {end.label!r}, which needs its last digits"
         )
         yield from (Hazard(one.index, KIND, why) for one in (*path, end))
+
+
+def _opposite(graph: Graph, end: Node) -> Iterator[Hazard]:
+    """Yield a logarithm, and the product with weights of both signs before it, with the exact ops between.
+
+    What the weights subtract from each other is positive for the inputs that the model is made for, and may be far
+    smaller than its terms.
+    """
+    makers = makers_through_exact(graph, end.input(0))
+    path = list(islice(makers, _REACH))
+    if any(_has_both_signs(graph, one) for one in path):
+        why = f"leads from a difference that weights make to {end.label!r}, which needs its last digits"
+        yield from (Hazard(one.index, KIND, why, rare=True) for one in (*path, end))
+
+
+def _has_both_signs(graph: Graph, node: Node) -> bool:
+    """Return whether a node is a product with a matrix that has a positive and a negative number in a column."""
+    if node.key not in ("MatMul", "Gemm"):
+        return False
+    weights = graph.constants.numbers(node.input(1))
+    if weights is None or weights.ndim != 2 or weights.size > _MOST_WEIGHTS:
+        return False
+    axis = 1 if attribute_of(node.proto, "transB", 0) else 0
+    return bool(((weights > 0).any(axis) & (weights < 0).any(axis)).any())
 
 
 _REACH: Final = 16

@@ -21,10 +21,12 @@ from onnxamp._decide.kinds import (
     HazardKind,
     KnownNodes,
     in_range,
+    large_enough,
 )
 from onnxamp._decide.patterns import GROWING, patterns_of
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import op_facts
+from onnxamp._graph.distances import cosine_nodes
 from onnxamp._graph.exact_walks import readers_through_exact
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.raw_inputs import RawInputs, raw_inputs, raw_makers
@@ -39,6 +41,8 @@ def input_magnitudes(graph: Graph, low: Format) -> Iterator[Hazard]:
     if not low.is_narrow:
         return
     raw = graph.ask(raw_inputs)
+    yield from _cosines(graph, raw, low)
+    yield from _squared_sines(graph, low)
     seen = set[int]()
     for node in graph.computing:
         if not raw.is_read_by(node):
@@ -68,6 +72,30 @@ def input_magnitudes(graph: Graph, low: Format) -> Iterator[Hazard]:
             why = "squares an input of the model, which leaves the range from 256 on"
             yield Hazard(node.index, KIND, why, rare=True, unless=claims)
             yield from _after(graph, node, claims)
+
+
+def _cosines(graph: Graph, raw: RawInputs, low: Format) -> Iterator[Hazard]:
+    """Yield the nodes of cosines of inputs that are divided by lengths at last: their product leaves the range."""
+    for node in graph.nodes_of({"Div"}):
+        nodes = graph.at(cosine_nodes(graph, node))
+        if any(raw.is_read_by(one) for one in nodes if one is not node):
+            claims = [claim for one in nodes for claim in in_range(graph, one, low)]
+            why = f"multiplies inputs of the model before {node.label!r} divides by their lengths"
+            for one in nodes:
+                yield Hazard(one.index, KIND, why, rare=True, unless=tuple(claims))
+
+
+def _squared_sines(graph: Graph, low: Format) -> Iterator[Hazard]:
+    """Yield squares of sines, as in haversines, with what is between them and a root: those of small angles vanish."""
+    for node in graph.nodes_of({"Sin"}):
+        for reader in graph.at({one.index for one, _ in graph.readers(node)}):
+            if not _squares(graph, reader):
+                continue
+            if any(one.key in op_facts().curves for one in _spread(graph, [reader])):
+                claims = large_enough(graph, reader, low.smallest_normal)
+                why = "squares a sine, which vanishes for small angles"
+                yield Hazard(reader.index, KIND, why, rare=True, unless=claims)
+                yield from _after(graph, reader, claims)
 
 
 def _factor(graph: Graph, raw: RawInputs, node: Node) -> float | None:
@@ -118,8 +146,9 @@ def _integers_multiplied(graph: Graph, raw: RawInputs, node: Node) -> str:
     if node.key in op_facts().products and graph.constants.is_constant(node.input(1)):
         return _integer_type(graph, raw, node.input(0))
     if node.key == "Mul" and not any(map(graph.constants.is_constant, node.reads)):
-        kinds = (_integer_type(graph, raw, value) for value in node.reads)
-        return next((kind for kind in kinds if kind and "16" not in kind), "")
+        given = [value for value in node.reads if raw.are_plain([value])]
+        kind = _integer_type(graph, raw, given[0]) if len(given) == 1 else ""
+        return "" if "16" in kind else kind
     return ""
 
 
@@ -151,8 +180,11 @@ _FLAGS: Final = re.compile("mask|len|valid|pad|segment|type|flag", re.IGNORECASE
 
 def _is_power(graph: Graph, raw: RawInputs, node: Node) -> bool:
     """Return whether a node squares a raw value, or raises it to a higher power."""
-    if node.input(0) not in raw.channels:
-        return False
+    return node.input(0) in raw.channels and _squares(graph, node)
+
+
+def _squares(graph: Graph, node: Node) -> bool:
+    """Return whether a node squares its first input, or raises it to a higher power."""
     if node.key == "Mul":
         one, other = (_uncast(graph, value) for value in node.inputs)
         return one == other
