@@ -131,8 +131,8 @@ def test_states_that_a_body_computes_are_no_inputs() -> None:
 INTEGERS = {
     "samples": ("(int16[4,64] x) => (float[4,64] y) { f = Cast <to = 1> (x) h = MatMul (f, w)", 30000),
     "moved": ("(int16[64,4] x) => (float[4,64] y) { t = Transpose (x) f = Cast <to = 1> (t) h = Gemm (f, w)", 30000),
-    "counts": ("(int64[4,64] x) => (float[4,64] y) { f = Cast <to = 1> (x) h = MatMul (f, w)", 1e6),
-    "amounts": (f"""(int32[4,64] x, {V} z) => (float[4,64] y) {{ f = Cast <to = 1> (x) k = MatMul (z, w)
+    "counts": ("(int32[4,64] x) => (float[4,64] y) { f = Cast <to = 1> (x) h = MatMul (f, w)", 1e6),
+    "amounts": (f"""(int64[4,64] x, {V} z) => (float[4,64] y) {{ f = Cast <to = 1> (x) k = MatMul (z, w)
         p = Softmax (k) h = Mul (p, f)""", 1e7),
 }  # fmt: skip
 

@@ -29,6 +29,7 @@ from onnxamp._facts.ops import op_facts
 from onnxamp._graph.distances import cosine_nodes
 from onnxamp._graph.exact_walks import readers_through_exact
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.index_paths import INTEGERS
 from onnxamp._graph.raw_inputs import RawInputs, raw_inputs, raw_makers
 from onnxamp._graph.view import ABSENT, Node, passed_values
 
@@ -78,7 +79,8 @@ def _cosines(graph: Graph, raw: RawInputs, low: Format) -> Iterator[Hazard]:
     """Yield the nodes of cosines of inputs that are divided by lengths at last: their product leaves the range."""
     for node in graph.nodes_of({"Div"}):
         nodes = graph.at(cosine_nodes(graph, node))
-        if any(raw.is_read_by(one) for one in nodes if one is not node):
+        products = (one for one in nodes if len(one.inputs) > 1 and one is not node)
+        if any(raw.are_plain(one.inputs) for one in products):
             claims = [claim for one in nodes for claim in in_range(graph, one, low)]
             why = f"multiplies inputs of the model before {node.label!r} divides by their lengths"
             for one in nodes:
@@ -140,11 +142,13 @@ def _restores(graph: Graph, raw: RawInputs, node: Node) -> bool:
 def _integers_multiplied(graph: Graph, raw: RawInputs, node: Node) -> str:
     """Return the type of integers of an input that a node multiplies as they are; "" for other nodes.
 
-    Weights that multiply them add up whatever their type holds, such as samples of 16 bits. Times single computed
-    values, only larger types leave the range. Masks and lengths are integers as well, which their names tell.
+    Weights that multiply them add up whatever their type holds, such as samples of 16 bits; those of 64 bits are mostly
+    flags and kinds. Times single computed values, only larger types than 16 bits leave the range. Masks and lengths are
+    integers as well, which their names tell.
     """
     if node.key in op_facts().products and graph.constants.is_constant(node.input(1)):
-        return _integer_type(graph, raw, node.input(0))
+        kind = _integer_type(graph, raw, node.input(0))
+        return "" if "64" in kind else kind
     if node.key == "Mul" and not any(map(graph.constants.is_constant, node.reads)):
         given = [value for value in node.reads if raw.are_plain([value])]
         kind = _integer_type(graph, raw, given[0]) if len(given) == 1 else ""
@@ -168,9 +172,10 @@ def _integer_type(graph: Graph, raw: RawInputs, value: int) -> str:
             return ""
         value = maker.inputs[0]
         if value in raw.wide:
+            kind = graph.types[value]
             is_flag = _FLAGS.search(graph.values[value].name) is not None
-            kind = graph.types[value] or ""
-            return "" if is_flag else kind.removeprefix("tensor(").removesuffix(")")
+            is_count = kind in INTEGERS and not is_flag
+            return f"{kind}"[len("tensor(") : -1] if is_count else ""
     return ""
 
 
