@@ -79,7 +79,14 @@ def _cosines(graph: Graph, raw: RawInputs, low: Format) -> Iterator[Hazard]:
     """Yield the nodes of cosines of inputs that are divided by lengths at last: their product leaves the range."""
     for node in graph.nodes_of({"Div"}):
         nodes = graph.at(cosine_nodes(graph, node))
-        products = (one for one in nodes if len(one.inputs) > 1 and one is not node)
+        # What a normalization divides by its own length has another reader, which computes the length.
+        products = (
+            one
+            for one in nodes
+            if len(one.inputs) > 1
+            and one is not node
+            and graph.only_reader(one.outputs[0]) is not None
+        )
         if any(raw.are_plain(one.inputs) for one in products):
             claims = [claim for one in nodes for claim in in_range(graph, one, low)]
             why = f"multiplies inputs of the model before {node.label!r} divides by their lengths"
