@@ -138,6 +138,7 @@ class OpFacts:
     saturating: frozenset[str]
     selections: frozenset[str]
     thresholds: frozenset[str]
+    undefined: frozenset[str]
     uninferable: frozenset[str]
     views: frozenset[str]
 

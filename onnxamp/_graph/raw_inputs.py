@@ -12,7 +12,7 @@ from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.index_paths import INTEGERS
 from onnxamp._graph.match import declared_axes
-from onnxamp._graph.view import ABSENT, Node, Origin
+from onnxamp._graph.view import ABSENT, Node, Origin, carried, transfers
 
 
 class RawInputs(NamedTuple):
@@ -24,6 +24,7 @@ class RawInputs(NamedTuple):
         means: mean -> the raw value that it is the mean of, through data movement.
         ratios: raw values that are quotients of two others, such as a price and the one of the day before.
         places: raw value -> the raw value that it is a function of, number by number; itself if it was moved.
+        sources: raw value -> the raw values that control flow passes on as it, into a body or out of one.
     """
 
     channels: Mapping[int, int | None]
@@ -31,6 +32,7 @@ class RawInputs(NamedTuple):
     means: Mapping[int, int]
     ratios: frozenset[int]
     places: Mapping[int, int]
+    sources: Mapping[int, Sequence[int]]
 
     def is_read_by(self, node: Node) -> bool:
         """Return whether a node reads a raw value, a mean of one, or an input of a wide type."""
@@ -66,6 +68,8 @@ class RawInputs(NamedTuple):
 def raw_inputs(graph: Graph) -> RawInputs:
     """Return the raw values of a graph. Complexity: linear."""
     walk = _Walk(graph)
+    for value in tuple(walk.channels):
+        walk.pass_on(value)
     for node in graph.order:
         # A model that was converted before casts its inputs to low precision, and may cast them back.
         is_float = graph.types[node.output(0)] in FLOAT_TENSORS
@@ -75,23 +79,66 @@ def raw_inputs(graph: Graph) -> RawInputs:
     return walk.found._replace(ratios=frozenset(walk.ratios))
 
 
+def _passed(graph: Graph) -> Mapping[int, Sequence[int]]:
+    """Return value -> the values as which bodies get it or return it.
+
+    What a loop carries counts as raw in its first turn. After the last one, it is what the body made of it, although a
+    loop of no turns returns its first state.
+    """
+    found = dict[int, list[int]]()
+    owners = dict.fromkeys(scope.owner for scope in graph.scopes[1:])
+    for node in graph.at(owners):
+        idle = {
+            (node.input(source), node.output(target))
+            for source, target in carried(graph, node)
+        }
+        for source, result in dict.fromkeys(transfers(graph, node)):
+            is_float = graph.types[result] in FLOAT_TENSORS
+            if source != ABSENT and is_float and (source, result) not in idle:
+                found.setdefault(source, []).append(result)
+    return found
+
+
 def raw_makers(
     graph: Graph, raw: RawInputs, node: Node, seen: set[int]
-) -> Iterator[Node]:
+) -> Iterator[tuple[Node, int]]:
     """Yield the nodes that compute the raw values that a node reads, back to the inputs, but those in ``seen``.
 
-    Nodes are added to ``seen``, so that all walks of a graph together take linear time.
+    Beside each node is ABSENT; beside one with a body, the value that it passes on into the body or out of it.
+
+    Nodes are added to ``seen``, so that all walks of a graph together take linear time, but for the values that enter
+    and leave bodies.
     """
     stack = list(node.reads)
+    passed = set[int]()
     while stack:
         value = stack.pop()
         maker = graph.producer(value)
+        sources = raw.sources.get(value)
+        if sources is not None:
+            if value not in passed:
+                passed.add(value)
+                stack += sources
+                yield from _passing(graph, value, sources)
+            continue
         is_known = value in raw.channels or value in raw.means
         if maker is None or not is_known or maker.index in seen:
             continue
         seen.add(maker.index)
-        yield maker
+        yield maker, ABSENT
         stack += maker.reads
+
+
+def _passing(
+    graph: Graph, value: int, sources: Sequence[int]
+) -> Iterator[tuple[Node, int]]:
+    """Yield the node with a body that passes on a value, with the input or output as which it does."""
+    maker = graph.producer(value)
+    if maker is not None:
+        yield maker, value
+        return
+    owner = graph.nodes[graph.scopes[graph.values[value].scope].owner]
+    yield from ((owner, source) for source in sources if source in owner.inputs)
 
 
 class _Walk:
@@ -111,8 +158,15 @@ class _Walk:
         self.means = dict[int, int]()
         self.ratios = set[int]()
         self.places = {value: value for value in self.channels}
+        self.sources = dict[int, list[int]]()
+        self.passed = _passed(graph)
         self.found = RawInputs(
-            self.channels, self.wide, self.means, frozenset(), self.places
+            channels=self.channels,
+            wide=self.wide,
+            means=self.means,
+            ratios=frozenset(),
+            places=self.places,
+            sources=self.sources,
         )
 
     def follow(self, node: Node) -> None:
@@ -134,6 +188,28 @@ class _Walk:
         elif len(computed) == 1 and computed[0] in self.channels:
             self._follow_raw(node, computed[0])
         self._follow_place(node, computed)
+        for value in node.writes if self.passed else ():
+            self.pass_on(value)
+
+    def pass_on(self, value: int) -> None:
+        """Note the values as which control flow passes on a raw value, in whose place they are.
+
+        What a product made channels of may have other axes in a body.
+        """
+        stack = [value]
+        while stack:
+            value = stack.pop()
+            if not self.found.are_plain([value]):
+                continue
+            for result in self.passed.get(value, ()):
+                is_new = result not in self.channels
+                self.sources.setdefault(result, []).append(value)
+                self.channels[result] = None
+                self.places.setdefault(result, self.places.get(value, value))
+                if value in self.ratios:
+                    self.ratios.add(result)
+                if is_new:
+                    stack.append(result)
 
     def _follow_place(self, node: Node, computed: Sequence[int]) -> None:
         """Note whose functions the raw outputs of a node are."""

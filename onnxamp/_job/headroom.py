@@ -27,7 +27,8 @@ def headroom_of(model: Model, options: Options, run: RunOptions) -> tuple[Room, 
         return ()
     ranges = options.input_ranges
     if run.samples is None:
-        return rooms_of(model.ask(graph_of).ask(find_bounds, low, ranges))
+        bounds = model.ask(graph_of).ask(find_bounds, low, ranges)
+        return rooms_of(bounds, bounds.at_risk)
     from onnxamp._numerics.stress import Stress  # noqa: PLC0415 - loads what runs models
 
     samples = requested_samples(run, model, ranges=dict(ranges))

@@ -14,8 +14,11 @@ from onnxamp._base.paths import made_folder
 from onnxamp._convert.causes import Cause
 from onnxamp._convert.plan import Plan
 from onnxamp._convert.summary import KeptWeight
+from onnxamp._decide.kinds import find_hazards, hazards_on
+from onnxamp._decide.proofs import undisproved
 from onnxamp._decide.verdicts import Reason, title_of
 from onnxamp._facts.providers import computes_low
+from onnxamp._graph.graph import graph_of
 from onnxamp._job import Job, Validation, failed_name
 from onnxamp._job.refusals import NotWorthError, RefusedError
 from onnxamp._job.validation import Validator
@@ -285,6 +288,9 @@ class _Fallbacks:
             return
         from onnxamp._tuning.tune import measured_plan  # noqa: PLC0415 - few results fail
 
+        if job.run.samples.made_up:
+            kept = _known_to_break(job.model, options)
+            options = replace(options, keep_nodes=(*options.keep_nodes, *kept))
         tolerance = _tolerance(self.refused.report)
         rounding = options.rounding if options.compensates else "nearest"
         auto = replace(
@@ -306,6 +312,23 @@ class _Fallbacks:
             cure = self.outcome(passes, command)
             yield _Way(plan.options, cure, Level.AUTO.value, plan)
         self.outcomes.append("Level auto finds no result that passes.")
+
+
+def _known_to_break(model: Model, options: Options) -> Iterator[str]:
+    """Yield the outputs of nodes with hazards that level auto would measure: on random samples it cannot see them."""
+    graph = model.ask(graph_of)
+    found = (
+        *graph.ask(find_hazards, options.low),
+        *graph.ask(hazards_on, options.low, options.target),
+    )
+    measured = {
+        hazard.node
+        for hazard in undisproved(graph, options, found)
+        if hazard.reason.is_measurable and not hazard.reason.ends_by_folding
+    }
+    for node in graph.at(measured):
+        if node.first_output:
+            yield node.first_output
 
 
 def _tolerance(failed: DiffReport) -> float:

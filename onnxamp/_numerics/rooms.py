@@ -1,6 +1,6 @@
 """The headroom of values: what is proven of each, and what was measured of it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import inf
 from typing import Final
 
@@ -14,20 +14,22 @@ _MOST: Final = 64
 
 def rooms_of(
     bounds: Bounds,
+    values: Iterable[int],
     seen: Mapping[str, float] | None = None,
     stressed: Mapping[str, float] | None = None,
 ) -> tuple[Room, ...]:
     """Return the values with the least headroom, the least first: those that are not proven, by what they reached.
 
     Args:
-        bounds: the bounds of the values.
+        bounds: the bounds of the model's values.
+        values: those that are, or may become, low precision.
         seen: names in the original -> the largest magnitude on samples.
         stressed: the same, on inputs that were made to be hard.
     """
     seen, stressed = seen or {}, stressed or {}
     rooms = list[tuple[bool, Room]]()
     ending = f"_{bounds.low.suffix}"
-    for value in bounds.at_risk:
+    for value in values:
         held = bounds.graph.values[value]
         if held.origin is not Origin.NODE:
             continue

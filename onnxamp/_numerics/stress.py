@@ -73,13 +73,22 @@ class Stress(NamedTuple):
     stated: Ranges = ()
     target: str = ANY
 
-    def of(self, reference: Model, result: Model, samples: Samples) -> Stressed:
+    def of(
+        self,
+        reference: Model,
+        result: Model,
+        samples: Samples,
+        *,
+        is_converted: bool = True,
+    ) -> Stressed:
         """Return what is proven of a result, and inputs that are hard for what is not.
 
         Args:
             reference: the original.
             result: its conversion.
             samples: the inputs that both ran on.
+            is_converted: whether only the values of the result that are low precision count, if any are; all floats
+                may become low if not.
         """
         given = _given(reference, samples)
         # A proof in the range of the samples is one for all of them.
@@ -92,23 +101,26 @@ class Stress(NamedTuple):
             find_bounds, self.low, tuple(sorted(assumed.items())), False, self.target
         )
         proof = _proof(bounds, assumed=sorted(assumed), stated=stated)
-        rooms = rooms_of(bounds)
+        values = bounds.at_risk if is_converted else bounds.floats
+        rooms = rooms_of(bounds, values)
         movable = self._movable(seen)
         is_large = reference.stock.size > _BYTES
         # Of a model that is not converted yet, no value is low, and any may be.
-        is_done = not bounds.unsafe if result is reference else proof.is_complete
+        is_done = proof.is_complete
+        if result is reference:
+            is_done = all(map(bounds.is_safe, values))
         if is_done or not self.steps or not movable or is_large:
             return Stressed(proof, rooms=rooms)
         try:
             original = without_functions(reference)
-            names = _names_of(bounds, original)
+            names = _names_of(bounds, original, values)
             model = _differentiable(original, given[0])
             exponents = _exponents_between(reference, result)
             ascent = _Ascent(model, names, movable, given[0], self.low, exponents)
             found = ascent.climbed(given, self.steps, proof)
         except OnnxAmpError as error:
             return Stressed(proof, why=in_short(error), rooms=rooms)
-        return found._replace(rooms=rooms_of(bounds, *ascent.largest))
+        return found._replace(rooms=rooms_of(bounds, values, *ascent.largest))
 
     def overflowing(
         self,
@@ -128,7 +140,8 @@ class Stress(NamedTuple):
         if not samples.has(0):
             return {}
         found = dict[str, float]()
-        for room in self.of(model, model, samples).rooms:
+        every = self.of(model, model, samples, is_converted=False)
+        for room in every.rooms:
             limit = self.low.overflow * 2.0 ** exponents.get(room.value, 0)
             fits = room.seen is not None and room.seen < limit
             if fits and (room.stressed or 0.0) >= limit:
@@ -144,7 +157,7 @@ class Stress(NamedTuple):
         """
         if not self.steps or not samples.has(0):
             return None
-        return self.of(model, model, samples).samples
+        return self.of(model, model, samples, is_converted=False).samples
 
     def near_tie(
         self, reference: Model, samples: Samples, names: Sequence[str]
@@ -254,15 +267,15 @@ def _exponents_between(reference: Model, result: Model) -> dict[str, int]:
     return {name: after.get(name, 0) - before.get(name, 0) for name in names}
 
 
-def _names_of(bounds: Bounds, reference: Model) -> list[str]:
-    """Return the values of the original that a result computes in low precision and that are not proven."""
+def _names_of(bounds: Bounds, reference: Model, values: Iterable[int]) -> list[str]:
+    """Return the values of the original that a result computes as some of its values, and that are not proven."""
     graph = reference.ask(graph_of)
     floats = {
         value.name for value in graph.values if graph.types[value.index] == FLOAT
     }
     ending = f"_{bounds.low.suffix}"
     found = dict[str, None]()
-    for value in bounds.at_risk:
+    for value in values:
         if bounds.is_safe(value):
             continue
         name = bounds.graph.values[value].name

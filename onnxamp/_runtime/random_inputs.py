@@ -20,7 +20,7 @@ lengths (by name)                      the size of the first open dimension that
 factors (by name: scales, speeds)      uniform between 1/2 and 3/2
 sizes (Reshape, Expand, Range,         uniform in 1..4
 ConstantOfShape, TopK, Loop trips)
-other floats                           standard normal
+other floats                           standard normal, or in a domain (:mod:`onnxamp._runtime.finite`)
 other bools                            uniform in {False, True}
 other uint8                            uniform in 0..255, as in images
 other integers                         uniform in {0, 1}: valid as index, flag, segment or length
@@ -59,6 +59,7 @@ from onnxamp._graph.determined import Determined, determine, input_relations
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import Origin
+from onnxamp._runtime.domains import Domain, in_domain, in_range
 from onnxamp._runtime.random_masks import (
     MASKS,
     lacks_rows,
@@ -112,6 +113,8 @@ class InputMaker(NamedTuple):
     uses: Mapping[int, Use]
     ranges: Mapping[str, tuple[float, float]]
     """By name: the least and the largest number of inputs."""
+    domains: Mapping[str, Domain] = {}
+    """By name: where the numbers of inputs without a range lie."""
 
     def make(
         self, seed: int, number: int = 0, lengths: Mapping[str, int] | None = None
@@ -145,7 +148,9 @@ class InputMaker(NamedTuple):
                 raise _too_large(entry.name, shape_of(entry, sizes)) from None
             ends = self.ranges.get(entry.name)
             if ends is not None and isinstance(feed, np.ndarray):
-                feed = _within(generator, feed, ends)
+                feed = in_range(generator, feed, ends)
+            elif entry.name in self.domains and isinstance(feed, np.ndarray):
+                feed = in_domain(generator, feed, self.domains[entry.name])
             feeds[entry.name] = feed
         return feeds
 
@@ -189,7 +194,12 @@ class InputMaker(NamedTuple):
             {**determined.sizes, **sizes, **self.dims},
             self.ranges,
         )
-        return maker._replace(dims=self.dims, tried=sizes, determined=determined)
+        return maker._replace(
+            dims=self.dims,
+            tried=sizes,
+            determined=determined,
+            domains=self.domains,
+        )
 
     def solved(self, sizes: Mapping[str, int]) -> Determined:
         """Return the sizes that follow from these, from those given, and from the weights."""
@@ -273,6 +283,8 @@ class Draw(NamedTuple):
     """Sizes in place of usual ones with which the model does not run: weights determine them, or they were tried."""
     tried: tuple[Mapping[str, int], ...] = ()
     """Sizes with which it does not run."""
+    told: str = ""
+    """The domain of its numbers, in words; "" for the usual ones."""
 
     def make(self, number: int) -> dict[str, Feed]:
         """Return the sample of a position; raises as :func:`random_inputs`."""
@@ -500,18 +512,6 @@ def _tensor(
     else:
         numbers = generator.standard_normal(shape)
     return np.asarray(numbers).astype(dtype)
-
-
-def _within(
-    generator: np.random.Generator, feed: npt.NDArray[Any], ends: tuple[float, float]
-) -> npt.NDArray[Any]:
-    """Return numbers of a range in place of others, with their shape and type."""
-    low, high = ends
-    if feed.dtype.kind in "iu":
-        return generator.integers(int(low), int(high) + 1, feed.shape).astype(
-            feed.dtype
-        )
-    return generator.uniform(low, high, feed.shape).astype(feed.dtype)
 
 
 def _has_infinite(graph: Graph) -> bool:

@@ -46,6 +46,7 @@ from onnxamp._model.protos import fed_inputs
 from onnxamp._model.sources import FileStamp, note_sources
 from onnxamp._runtime import LEAST, MOST
 from onnxamp._runtime.engines import Session, on_cpu
+from onnxamp._runtime.finite import with_finite_outputs
 from onnxamp._runtime.random_inputs import Draw, InputMaker, input_maker
 from onnxamp._runtime.sample_files import Spool, file_readers, folder_readers, quoted
 from onnxamp._runtime.sizes import listed
@@ -410,7 +411,7 @@ def drawn(draw: Draw, count: int = 1) -> Samples:
             f"The number of samples must be at least 1, but is {count}."
         )
     several = "" if count == 1 else f"{count} samples"
-    told = filter(None, (several, f"seed {draw.seed}", listed(draw.sizes)))
+    told = filter(None, (several, f"seed {draw.seed}", draw.told, listed(draw.sizes)))
     return Samples(
         f"random inputs ({', '.join(told)})",
         [partial(draw.make, number) for number in range(count)],
@@ -454,6 +455,7 @@ def as_samples(
         model = Model.of(model)
         reference = reference or on_cpu(model)
         draw = suited(draw_of(model, seed, dims, ranges), reference)
+        draw = with_finite_outputs(draw, reference)
         if count is not None:
             return drawn(draw, count)
         usual = drawn(draw, usual_count(reference, draw, *engines))

@@ -156,3 +156,38 @@ def test_level_auto_does_not_measure_it_on_random_samples(name: str) -> None:
     kept = [hazard for hazard in plan.hazards if hazard.reason == "cancellation"]
     assert kept
     assert not any(hazard.low for hazard in kept)
+
+
+FORMS = {
+    "a cosine divided at last": ("""(float[4,64] x, float[64,4] z) => (float[4,4] y) { s = MatMul (x, z)
+        p = ReduceL2 <axes = [1]> (x) q = ReduceL2 <axes = [0]> (z) e = Mul (p, q) y = Div (s, e)""", 1000.0, 1000.0),
+    "what is left divides": ("""(float[4,64] x) => (float[4,64] y) { h = Sub (x, most) q = Div (one, h)
+        y = MatMul (q, w)""", 2049.0, 1.0),
+    "opposite weights": ("(float[4,64] x) => (float[4,8] y) { h = MatMul (x, opposite) y = Log (h)", 5.0, 0.001),
+    "opposite weights, bounded": ("""(float[4,64] x) => (float[4,8] y) { h = Gemm (x, opposite) r = Relu (h)
+        y = Log (r)""", 5.0, 0.001),
+    "a haversine": ("""(float[4,64] x, float[4,64] z) => (float[4,64] y) { d = Sub (x, z) h = Mul (d, half) s = Sin (h)
+        q = Mul (s, s) c = Cos (x) t = Mul (c, q) a = Add (q, t) r = Sqrt (a) v = Asin (r) y = Mul (v, two)""", 1.0,
+        0.0003),
+}  # fmt: skip
+"""Name -> a model, the least of its inputs, and how far they reach beyond it."""
+
+
+@pytest.mark.parametrize("level", ["O2", "O3"])
+@pytest.mark.parametrize("name", FORMS)
+def test_forms_that_need_the_digits_of_inputs(name: str, level: str) -> None:
+    text, least, width = FORMS[name]
+    opposite = np.zeros((64, 8), np.float32)
+    opposite[:2] = [[1.0], [-0.999]]
+    numbers = "<float one = {1}, float half = {0.5}, float two = {2}, float most = {2047.6}>"
+    head, brace, body = text.partition("{")
+    weights = {"opposite": opposite, "w": np.eye(64, dtype=np.float32)}
+    used = {key: array for key, array in weights.items() if f" {key})" in body}
+    model = add_weights(parse(f"{head}{numbers}{brace}{body} }}"), used)
+    draw = np.random.default_rng(1)
+    feeds = {}
+    for entry in model.graph.input:
+        shape = [dim.dim_value for dim in entry.type.tensor_type.shape.dim]
+        feeds[entry.name] = (least + width * draw.random(shape)).astype(np.float32)
+    result = onnxamp.convert_model(model, level)
+    assert onnxamp.diff_models(model, result, samples=[feeds]).outputs[0].rel_l2 < 0.005

@@ -1,9 +1,11 @@
 """What validation proves for every input, and the inputs that it makes to be hard."""
 
 import json
+from pathlib import Path
 from random import Random
 
 import numpy as np
+import onnx
 import pytest
 from commands import run, saved
 from graphs.case import add_weights, parse
@@ -342,3 +344,17 @@ def test_a_proof_in_the_range_of_the_samples_is_one_for_all_samples(odd):
         given = given_samples(samples, model)
         proof = Stress(FLOAT16, 0).of(Model(model), Model(low), given).proof
         assert proof.is_complete == is_proven
+
+
+def test_level_auto_stresses_float32_values_of_mixed_models(tmp_path: Path) -> None:
+    """A float16 value that the original has already does not hide that others may become float16, and overflow."""
+    model = parse("""(float[1,16,64] x) => (float[1,16,64] y) <float two = {2}, float some = {0.1}> {
+        h = MatMul (x, w) c = Cast <to = 10> (h) f = Cast <to = 1> (c) k = LogSoftmax (f) q = Pow (k, two)
+        s = Add (q, some) r = Sqrt (s) y = MatMul (r, v) }""")
+    w = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    add_weights(model, {"w": w, "v": w / 64})
+    onnx.save(model, tmp_path / "model.onnx")
+    made = onnxamp.convert_file(tmp_path / "model.onnx", tmp_path / "low.onnx", "auto")
+    assert made.validation is not None
+    assert made.validation.passed
+    assert any(extra.is_hard for extra in made.validation.extras)

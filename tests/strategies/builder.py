@@ -175,7 +175,8 @@ class Builder:
         if source is None or source.shape is None or self.chance(0.4):
             return self.fresh(scope, kind, shape, low, high)
         if source.static and source.size == int(np.prod(shape)):
-            return self.apply(scope, "Reshape", [source, self.store(scope, "tensor(int64)", list(shape))])[0]
+            turned = self.apply(scope, "Reshape", [source, self.store(scope, "tensor(int64)", list(shape))])[0]
+            return Value(turned.name, tensor_type(kind, shape))
         whole = self.apply(scope, "ReduceMax", [source], keepdims=0)[0]
         wide = self.apply(scope, "Expand", [whole, self.store(scope, "tensor(int64)", list(shape))])[0]
         return Value(wide.name, tensor_type(kind, shape))

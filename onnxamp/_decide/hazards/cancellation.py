@@ -121,8 +121,8 @@ class _Centered:
     def back(self, node: Node, *, rare: bool = False) -> Iterator[Hazard]:
         """Yield the nodes from the inputs of the model to the raw values that a node reads."""
         why = f"rounds an input of the model, whose last digits {node.label!r} needs"
-        for maker in raw_makers(self.graph, self.raw, node, self.seen):
-            yield Hazard(maker.index, KIND, why, rare)
+        for maker, value in raw_makers(self.graph, self.raw, node, self.seen):
+            yield Hazard(maker.index, KIND, why, rare, value)
 
 
 class _AffineInputs:
@@ -142,11 +142,12 @@ class _AffineInputs:
         A stored mean of 20 beside a deviation of 0.01 is such a shift, and so is 1 where a ratio may be close to it.
         Masks, which are multiples of x - 1, have none.
         """
+        if node.key in op_facts().logarithms:
+            # A logarithm of a ratio is the difference of two logarithms.
+            return node.input(0) in self.raw.ratios
         form = self._form(node)
         if form is None:
-            # A logarithm of a ratio is the difference of two logarithms.
-            is_log = node.key in op_facts().logarithms
-            return is_log and node.input(0) in self.raw.ratios
+            return False
         self.forms[node.outputs[0]] = form
         if not self.ratios.isdisjoint(node.inputs):
             self.ratios.update(node.writes)
@@ -155,6 +156,11 @@ class _AffineInputs:
         scale, shift = np.abs(form)
         rounded = shift * self.low.epsilon > _ROUNDED
         is_scaled = (scale != 1) | (shift > self.low.exact_integers)
+        # A difference that divides, or whose logarithm is taken, needs its digits however small it is.
+        is_scaled |= any(
+            port in op_facts().divisors.get(reader.key, ())
+            for reader, port in self.graph.readers(node)
+        )
         center = shift > _NEAR * scale
         return bool((rounded & is_scaled & center & (shift < _DIGITS)).any())
 
@@ -166,7 +172,7 @@ class _AffineInputs:
         channels = self.raw.channels
         if len(computed) != 1 or channels.get(computed[0], ABSENT) is not None:
             return None
-        scale, shift = self.forms.get(computed[0], (np.ones(()), np.zeros(())))
+        scale, shift = self._form_of(computed[0])
         if node.key not in op_facts().linear or len(known) != 1:
             is_uniform = scale.size == shift.size == 1
             return np.stack([scale, shift]) if is_uniform and not known else None
@@ -191,6 +197,12 @@ class _AffineInputs:
             return np.stack(np.broadcast_arrays(*form))
         except ValueError:
             return None
+
+    def _form_of(self, value: int) -> NDArray[np.float64]:
+        """Return the form of a value, or that of the first one that control flow passes on as it, if it is known."""
+        while value not in self.forms and value in self.raw.sources:
+            value = self.raw.sources[value][0]
+        return self.forms.get(value, np.stack([np.ones(()), np.zeros(())]))
 
 
 _ROUNDED: Final = 1 / 32
@@ -250,6 +262,7 @@ def _near_one(graph: Graph) -> Iterator[Hazard]:
     facts = op_facts()
     for node in graph.nodes_of(facts.logarithms):
         yield from _leading(graph, node, facts.additive)
+        yield from _opposite(graph, node)
     for node in graph.nodes_of(facts.additive):
         if _is_beside_one(graph, node, subtracts=True):
             yield from _leading(graph, node, facts.exponentials)
@@ -283,6 +296,30 @@ def _leading(graph: Graph, end: Node, starts: frozenset[str]) -> Iterator[Hazard
             f"leads from a number near 1 to {end.label!r}, which needs its last digits"
         )
         yield from (Hazard(one.index, KIND, why) for one in (*path, end))
+
+
+def _opposite(graph: Graph, end: Node) -> Iterator[Hazard]:
+    """Yield a logarithm, and the product with weights of both signs before it, with the exact ops between.
+
+    What the weights subtract from each other is positive for the inputs that the model is made for, and may be far
+    smaller than its terms.
+    """
+    makers = makers_through_exact(graph, end.input(0))
+    path = list(islice(makers, _REACH))
+    if any(_has_both_signs(graph, one) for one in path):
+        why = f"leads from a difference that weights make to {end.label!r}, which needs its last digits"
+        yield from (Hazard(one.index, KIND, why, rare=True) for one in (*path, end))
+
+
+def _has_both_signs(graph: Graph, node: Node) -> bool:
+    """Return whether a node is a product with a matrix that has a positive and a negative number in a column."""
+    if node.key not in ("MatMul", "Gemm"):
+        return False
+    weights = graph.constants.numbers(node.input(1))
+    if weights is None or weights.ndim != 2 or weights.size > _MOST_WEIGHTS:
+        return False
+    axis = 1 if attribute_of(node.proto, "transB", 0) else 0
+    return bool(((weights > 0).any(axis) & (weights < 0).any(axis)).any())
 
 
 _REACH: Final = 16

@@ -1,10 +1,11 @@
-"""Inputs that may be large, as what is done to them shows: they are scaled down, or squared.
+"""Inputs that may be large, as what is done to them shows: they are scaled down, squared, or integers to be summed up.
 
 Random samples are numbers of a few units. A model that multiplies its input by 1e-5 reads cents, seconds or integers,
 which may end beyond float16. And squares of an input leave the range from 256 on, as those of audio in integers do, and
 lose all digits below 0.001. Neither happens in bfloat16, which has the range of float32.
 """
 
+import re
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from typing import Final
@@ -20,14 +21,17 @@ from onnxamp._decide.kinds import (
     HazardKind,
     KnownNodes,
     in_range,
+    large_enough,
 )
 from onnxamp._decide.patterns import GROWING, patterns_of
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import op_facts
+from onnxamp._graph.distances import cosine_nodes
 from onnxamp._graph.exact_walks import readers_through_exact
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.index_paths import INTEGERS
 from onnxamp._graph.raw_inputs import RawInputs, raw_inputs, raw_makers
-from onnxamp._graph.view import ABSENT, Node
+from onnxamp._graph.view import ABSENT, Node, passed_values
 
 
 def input_magnitudes(graph: Graph, low: Format) -> Iterator[Hazard]:
@@ -38,6 +42,8 @@ def input_magnitudes(graph: Graph, low: Format) -> Iterator[Hazard]:
     if not low.is_narrow:
         return
     raw = graph.ask(raw_inputs)
+    yield from _cosines(graph, raw, low)
+    yield from _squared_sines(graph, low)
     seen = set[int]()
     for node in graph.computing:
         if not raw.is_read_by(node):
@@ -47,19 +53,58 @@ def input_magnitudes(graph: Graph, low: Format) -> Iterator[Hazard]:
         if factor is not None:
             why = f"scales an input of the model by {factor:.3g}, so that it may be large"
             yield Hazard(node.index, KIND, why, rare=True, unless=claims)
-            for maker in raw_makers(graph, raw, node, seen):
-                why = f"leads from an input to {node.label!r}, which scales it down"
-                yield Hazard(maker.index, KIND, why, rare=True, unless=claims)
+            why = f"leads from an input to {node.label!r}, which scales it down"
+            for maker, value in raw_makers(graph, raw, node, seen):
+                yield Hazard(maker.index, KIND, why, True, value, claims)
         elif _restores(graph, raw, node):
             why = "gives a result the magnitude of an input of the model, by its mean"
             yield Hazard(node.index, KIND, why, rare=True, unless=claims)
             why = f"reads the result of {node.label!r}, which has the magnitude of an input"
             for reader in readers_through_exact(graph, node, seen):
                 yield Hazard(reader.index, KIND, why, rare=True, unless=claims)
+        elif kind := _integers_multiplied(graph, raw, node):
+            why = f"multiplies an input of {kind}, which may be large"
+            yield Hazard(node.index, KIND, why, rare=True, unless=claims)
+            yield from _after(graph, node, claims)
+            why = f"leads from integers to {node.label!r}, which multiplies them"
+            for maker, value in raw_makers(graph, raw, node, seen):
+                yield Hazard(maker.index, KIND, why, True, value, claims)
         elif _is_power(graph, raw, node):
             why = "squares an input of the model, which leaves the range from 256 on"
             yield Hazard(node.index, KIND, why, rare=True, unless=claims)
             yield from _after(graph, node, claims)
+
+
+def _cosines(graph: Graph, raw: RawInputs, low: Format) -> Iterator[Hazard]:
+    """Yield the nodes of cosines of inputs that are divided by lengths at last: their product leaves the range."""
+    for node in graph.nodes_of({"Div"}):
+        nodes = graph.at(cosine_nodes(graph, node))
+        # What a normalization divides by its own length has another reader, which computes the length.
+        products = (
+            one
+            for one in nodes
+            if len(one.inputs) > 1
+            and one is not node
+            and graph.only_reader(one.outputs[0]) is not None
+        )
+        if any(raw.are_plain(one.inputs) for one in products):
+            claims = [claim for one in nodes for claim in in_range(graph, one, low)]
+            why = f"multiplies inputs of the model before {node.label!r} divides by their lengths"
+            for one in nodes:
+                yield Hazard(one.index, KIND, why, rare=True, unless=tuple(claims))
+
+
+def _squared_sines(graph: Graph, low: Format) -> Iterator[Hazard]:
+    """Yield squares of sines, as in haversines, with what is between them and a root: those of small angles vanish."""
+    for node in graph.nodes_of({"Sin"}):
+        for reader in graph.at({one.index for one, _ in graph.readers(node)}):
+            if not _squares(graph, reader):
+                continue
+            if any(one.key in op_facts().curves for one in _spread(graph, [reader])):
+                claims = large_enough(graph, reader, low.smallest_normal)
+                why = "squares a sine, which vanishes for small angles"
+                yield Hazard(reader.index, KIND, why, rare=True, unless=claims)
+                yield from _after(graph, reader, claims)
 
 
 def _factor(graph: Graph, raw: RawInputs, node: Node) -> float | None:
@@ -101,10 +146,57 @@ def _restores(graph: Graph, raw: RawInputs, node: Node) -> bool:
     return bool(means and others)
 
 
+def _integers_multiplied(graph: Graph, raw: RawInputs, node: Node) -> str:
+    """Return the type of integers of an input that a node multiplies as they are; "" for other nodes.
+
+    Weights that multiply them add up whatever their type holds, such as samples of 16 bits; those of 64 bits are mostly
+    flags and kinds. Times single computed values, only larger types than 16 bits leave the range. Masks and lengths are
+    integers as well, which their names tell.
+    """
+    if node.key in op_facts().products and graph.constants.is_constant(node.input(1)):
+        kind = _integer_type(graph, raw, node.input(0))
+        return "" if "64" in kind else kind
+    if node.key == "Mul" and not any(map(graph.constants.is_constant, node.reads)):
+        given = [value for value in node.reads if raw.are_plain([value])]
+        kind = _integer_type(graph, raw, given[0]) if len(given) == 1 else ""
+        return "" if "16" in kind else kind
+    return ""
+
+
+def _integer_type(graph: Graph, raw: RawInputs, value: int) -> str:
+    """Return the type of the integers that a raw value is, cast and moved, in words; "" for other values."""
+    for _ in range(_REACH):
+        if not raw.are_plain([value]):
+            return ""
+        if value in raw.sources:
+            value = raw.sources[value][0]
+            continue
+        maker = graph.producer(value)
+        if maker is None:
+            return ""
+        is_moved = maker.key in op_facts().moves_data or maker.index in graph.passing
+        if maker.key != "Cast" and not is_moved:
+            return ""
+        value = maker.inputs[0]
+        if value in raw.wide:
+            kind = graph.types[value]
+            is_flag = _FLAGS.search(graph.values[value].name) is not None
+            is_count = kind in INTEGERS and not is_flag
+            return f"{kind}"[len("tensor(") : -1] if is_count else ""
+    return ""
+
+
+_FLAGS: Final = re.compile("mask|len|valid|pad|segment|type|flag", re.IGNORECASE)
+"""Parts of the names of inputs whose integers are small: what counts, how many count, kinds."""
+
+
 def _is_power(graph: Graph, raw: RawInputs, node: Node) -> bool:
     """Return whether a node squares a raw value, or raises it to a higher power."""
-    if node.input(0) not in raw.channels:
-        return False
+    return node.input(0) in raw.channels and _squares(graph, node)
+
+
+def _squares(graph: Graph, node: Node) -> bool:
+    """Return whether a node squares its first input, or raises it to a higher power."""
     if node.key == "Mul":
         one, other = (_uncast(graph, value) for value in node.inputs)
         return one == other
@@ -134,6 +226,14 @@ def _after(graph: Graph, power: Node, claims: tuple[Claim, ...]) -> Iterator[Haz
             found.update(node.index for node in after)
     for index in sorted(found):
         yield Hazard(index, KIND, why, rare=True, unless=claims)
+    # What leaves a body large must leave it unrounded, whatever the other branch returns.
+    for node in graph.at({power.index, *found}):
+        for value in _passed_on(graph, node):
+            owner = graph.producer(value)
+            if owner is not None:
+                yield Hazard(
+                    owner.index, KIND, why, rare=True, value=value, unless=claims
+                )
 
 
 def _spread(graph: Graph, starts: list[Node]) -> list[Node]:
@@ -144,8 +244,8 @@ def _spread(graph: Graph, starts: list[Node]) -> list[Node]:
     found = list[Node]()
     stack = list(starts)
     while stack and len(found) < _REACH:
-        for reader, port in graph.readers(stack.pop()):
-            if reader.index in seen or _has_one_type(reader, port):
+        for reader, port in _readers(graph, stack.pop()):
+            if reader.index in seen or reader.bodies or _has_one_type(reader, port):
                 continue
             seen.add(reader.index)
             found.append(reader)
@@ -162,6 +262,25 @@ def _spread(graph: Graph, starts: list[Node]) -> list[Node]:
 
 _REACH: Final = 16
 """Nodes that are followed from a power."""
+
+
+def _passed_on(graph: Graph, node: Node) -> list[int]:
+    """Return the values as which control flow passes on a node's results, into bodies and out of them."""
+    passed = graph.ask(passed_values)
+    found = dict[int, None]()
+    stack = list(node.writes) if passed else []
+    while stack:
+        results = [one for one in passed.get(stack.pop(), ()) if one not in found]
+        found.update(dict.fromkeys(results))
+        stack += results
+    return list(found)
+
+
+def _readers(graph: Graph, node: Node) -> Iterator[tuple[Node, int]]:
+    """Yield the readers of a node's results, with the ports, also where control flow passes them on."""
+    yield from graph.readers(node)
+    for value in _passed_on(graph, node):
+        yield from graph.consumers(value)
 
 
 def _has_one_type(node: Node, port: int) -> bool:

@@ -120,9 +120,15 @@ class Bounds:
     def at_risk(self) -> list[int]:
         """The values that low precision holds, or may hold if none does yet."""
         types = self.graph.types
-        indices = [value.index for value in self.graph.values]
-        low = [value for value in indices if types[value] == self.low.tensor]
-        return low or [value for value in indices if types[value] == FLOAT]
+        low = [value for value in self.floats if types[value] == self.low.tensor]
+        return low or self.floats
+
+    @property
+    def floats(self) -> list[int]:
+        """The values that are low precision or float32."""
+        kinds = {FLOAT, self.low.tensor}
+        indices = (value.index for value in self.graph.values)
+        return [value for value in indices if self.graph.types[value] in kinds]
 
     @property
     def unsafe(self) -> set[int]:
