@@ -306,6 +306,11 @@ def hazards_on(graph: Graph, low: Format, target: str) -> list[Hazard]:
     )
 
 
+def hazards_for(graph: Graph, low: Format, target: str) -> list[Hazard]:
+    """Return the hazards of a graph, and then those on a target."""
+    return [*graph.ask(find_hazards, low), *graph.ask(hazards_on, low, target)]
+
+
 def breaks_always(op: str, low: Format, target: str) -> bool:
     """Return whether each node of an op has a hazard on a target, whatever it reads."""
     return any(kind.breaks_always(op, low, target) for kind in kinds())

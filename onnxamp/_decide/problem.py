@@ -14,8 +14,7 @@ from onnxamp._decide.kinds import (
     Hazard,
     HazardKind,
     KnownNodes,
-    find_hazards,
-    hazards_on,
+    hazards_for,
     kinds,
 )
 from onnxamp._decide.listed import Listed, find_listed
@@ -164,10 +163,7 @@ def _hazards(graph: Graph, options: Options, overrides: Overrides) -> list[Hazar
         ranged=frozenset(range(len(graph.nodes)) if is_measured else ()),
     )
     spared = {kind: kind.spared(known) for kind in kinds()}
-    found = (
-        *graph.ask(find_hazards, options.low),
-        *graph.ask(hazards_on, options.low, options.target),
-    )
+    found = hazards_for(graph, options.low, options.target)
     at_risk = (one for one in found if one.node not in spared[one.reason])
     return undisproved(graph, options, at_risk)
 

@@ -14,7 +14,7 @@ from onnxamp._base.paths import made_folder
 from onnxamp._convert.causes import Cause
 from onnxamp._convert.plan import Plan
 from onnxamp._convert.summary import KeptWeight
-from onnxamp._decide.kinds import find_hazards, hazards_on
+from onnxamp._decide.kinds import hazards_for
 from onnxamp._decide.proofs import undisproved
 from onnxamp._decide.verdicts import Reason, title_of
 from onnxamp._facts.providers import computes_low
@@ -317,10 +317,7 @@ class _Fallbacks:
 def _known_to_break(model: Model, options: Options) -> Iterator[str]:
     """Yield the outputs of nodes with hazards that level auto would measure: on random samples it cannot see them."""
     graph = model.ask(graph_of)
-    found = (
-        *graph.ask(find_hazards, options.low),
-        *graph.ask(hazards_on, options.low, options.target),
-    )
+    found = hazards_for(graph, options.low, options.target)
     measured = {
         hazard.node
         for hazard in undisproved(graph, options, found)

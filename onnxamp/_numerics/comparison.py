@@ -19,7 +19,7 @@ from onnxamp._graph.quantized import without_grids
 from onnxamp._model.model import Model
 from onnxamp._numerics.beyond import Beyond, Excursion, find_beyond
 from onnxamp._numerics.detections import listed_outputs
-from onnxamp._numerics.judging import closeness, with_extra
+from onnxamp._numerics.judging import closeness, limits_beyond, with_extra
 from onnxamp._numerics.limits import Limits
 from onnxamp._numerics.results import DOES_NOT_RUN, Cost, DiffReport, Extra
 from onnxamp._numerics.sample_diff import (
@@ -316,11 +316,9 @@ class Comparison:
     ) -> DiffReport:
         """Compare a result with the reference beyond the samples; arguments as :meth:`compare`."""
         run = replace(self.run, inputs=excursion.samples, workers=None, state=None)
-        limits = self.limits.beyond
-        if excursion.is_empty:
-            limits = self.limits.finite
-        elif excursion.is_hard and self.stress is not None:
-            limits = self.limits.hard(self.stress.low.name)
+        # Only inputs made to be hard have limits that depend on the type, and only stress makes some.
+        low = "float32" if self.stress is None else self.stress.low.name
+        limits = limits_beyond(self.limits, excursion, low)
         there = replace(
             self,
             run=run,

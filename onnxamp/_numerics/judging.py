@@ -93,15 +93,17 @@ def _up_to_parts(report: DiffReport) -> Sequence[LayerDiff]:
     return [row for row in report.layers if row.position <= max(ends, default=inf)]
 
 
+def limits_beyond(limits: Limits, where: Excursion | Extra, lowest: str) -> Limits:
+    """Return the limits of a comparison beyond the samples; ``lowest`` is the low-precision type."""
+    if where.is_empty:
+        return limits.finite
+    return limits.hard(lowest) if where.is_hard else limits.beyond
+
+
 def _judged_extra(report: DiffReport, extra: Extra, limits: Limits) -> Extra:
     """Return a comparison beyond the samples, judged as the samples are."""
     there = replace(report, outputs=extra.outputs)
-    if extra.is_empty:
-        limits = limits.finite
-    elif extra.is_hard:
-        limits = limits.hard(report.lowest)
-    else:
-        limits = limits.beyond
+    limits = limits_beyond(limits, extra, report.lowest)
     judgements = limits.judge(
         extra.outputs, report.lowest, report.noise, drawn=report.drawn
     )

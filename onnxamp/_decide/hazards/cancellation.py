@@ -301,8 +301,8 @@ def _leading(graph: Graph, end: Node, starts: frozenset[str]) -> Iterator[Hazard
 def _opposite(graph: Graph, end: Node) -> Iterator[Hazard]:
     """Yield a logarithm, and the product with weights of both signs before it, with the exact ops between.
 
-    What the weights subtract from each other is positive for the inputs that the model is made for, and may be far
-    smaller than its terms.
+    The weights form a difference that is positive on the inputs of the model's domain, and that may be far smaller than
+    its terms.
     """
     makers = makers_through_exact(graph, end.input(0))
     path = list(islice(makers, _REACH))
