@@ -82,8 +82,8 @@ def raw_inputs(graph: Graph) -> RawInputs:
 def _passed(graph: Graph) -> Mapping[int, Sequence[int]]:
     """Return value -> the values as which bodies get it or return it.
 
-    What a loop carries counts as raw in its first turn. After the last one, it is what the body made of it, although a
-    loop of no turns returns its first state.
+    The state of a loop counts as raw in its first turn. The loop returns the state that its body computed, and not the
+    initial one, although a loop without turns does.
     """
     found = dict[int, list[int]]()
     owners = dict.fromkeys(scope.owner for scope in graph.scopes[1:])

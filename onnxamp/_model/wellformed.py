@@ -181,7 +181,7 @@ class _Checker:
             for entry in (*graph.input, *graph.output, *graph.value_info):
                 check_entry(entry)
             stored = {tensor.name for tensor in tensors}
-            # What nodes may read so far; the name of omitted inputs is empty.
+            # The names that nodes may read at this point. An omitted input has the empty name.
             readable = {"", *stored, *(entry.name for entry in graph.input)}
             count = len(readable)
             is_ordered = True

@@ -20,8 +20,8 @@ from onnxamp._runtime.engines import Session
 from onnxamp._runtime.flow import DataflowGraph
 from onnxamp._runtime.pieces import Execution, run_alone
 from onnxamp._runtime.random_inputs import Draw
-from onnxamp._runtime.samples import Samples, drawn
-from onnxamp._runtime.values import Feed, check_inputs
+from onnxamp._runtime.samples import Samples, drawn, held_samples
+from onnxamp._runtime.values import check_inputs
 
 _AT_HAND: Final = 4
 """Samples whose values a branch gets: it may cost as much as a sample that takes it."""
@@ -134,7 +134,7 @@ def _masks(draw: Draw, reference: Session) -> Iterator[Excursion]:
         if changed:
             named = ", ".join(f"{name!r}" for name in changed)
             what = f"{kept} of each row kept by {named}"
-            inputs = Samples(what, [partial(_itself, {**feeds, **changed})])
+            inputs = held_samples(what, [{**feeds, **changed}])
             is_padding = all(
                 maker.tells_padding(name, mask.shape) for name, mask in changed.items()
             )
@@ -144,10 +144,6 @@ def _masks(draw: Draw, reference: Session) -> Iterator[Excursion]:
                 reference.alone(),
                 is_empty=is_padding and not keeps,
             )
-
-
-def _itself(feeds: Mapping[str, Feed]) -> Mapping[str, Feed]:
-    return feeds
 
 
 def _at_hand(samples: Samples) -> Samples:

@@ -4,8 +4,7 @@ Sums over a dynamic axis, counters and positions grow with the size, so a small 
 The larger sample is the largest that the model accepts within a budget of work and memory.
 """
 
-from collections.abc import Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Sequence
 from itertools import chain
 from math import prod
 from typing import Final, NamedTuple
@@ -121,7 +120,7 @@ def larger_draw(draw: Draw, reference: Session) -> Larger | None:
         except (OnnxAmpError, MemoryError) as error:
             why = in_short(error) or "they take too much memory"
             continue
-        return Larger(listed(sizes), _draw_of(larger, draw.seed, sizes), session)
+        return Larger(listed(sizes), Draw.by(larger, draw.seed, sizes), session)
     return Larger(listed(usual), why=why)
 
 
@@ -140,7 +139,7 @@ def empty_draw(draw: Draw, reference: Session) -> Larger | None:
     try:
         empty = maker.sized({**draw.sizes, **sizes})
         proto = reference.model.proto
-        feeds = check_inputs(proto, _draw_of(empty, draw.seed, {}).make(0))
+        feeds = check_inputs(proto, Draw.by(empty, draw.seed, {}).make(0))
         # Some kernels of ONNX Runtime divide by the number of elements, which ends the process: GatherND's did in 1.30.
         if not the_loader().runs(proto, feeds):
             return None
@@ -153,7 +152,7 @@ def empty_draw(draw: Draw, reference: Session) -> Larger | None:
     )
     if not session.outputs.kept or any(np.size(output) for output in every):
         return None
-    return Larger(listed(sizes), _draw_of(empty, draw.seed, sizes), session)
+    return Larger(listed(sizes), Draw.by(empty, draw.seed, sizes), session)
 
 
 def _fixed_sizes(maker: InputMaker) -> frozenset[str]:
@@ -169,15 +168,6 @@ def in_short(error: BaseException) -> str:
     return text[:_LONGEST].rstrip(". ") + ("…" if len(text) > _LONGEST else "")
 
 
-def _draw_of(maker: InputMaker, seed: int, sizes: Mapping[str, int]) -> Draw:
-    """Return the draw of a generator of inputs that is known already."""
-    return Draw(cache(partial(_itself, maker)), seed, sizes)
-
-
-def _itself(maker: InputMaker) -> InputMaker:
-    return maker
-
-
 def _ran(reference: Session, maker: InputMaker, seed: int) -> Session:
     """Return the model after it ran on the inputs of every turn.
 
@@ -187,7 +177,7 @@ def _ran(reference: Session, maker: InputMaker, seed: int) -> Session:
     # Emulated sums depend on their lengths; all else that is prepared suits any sizes.
     is_bound = reference.engine.arithmetic is not None
     session = reference.anew({}) if is_bound else reference.alone()
-    draw = _draw_of(maker, seed, {})
+    draw = Draw.by(maker, seed, {})
     for number in range(maker.turns):
         feeds = check_inputs(session.model.proto, draw.make(number))
         session.run_sample(number, feeds)

@@ -7,7 +7,6 @@ that brings nothing, the next step is half as long.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import islice
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
@@ -36,7 +35,7 @@ from onnxamp._numerics.rooms import rooms_of
 from onnxamp._numerics.stressed import Headroom, Proof, Stressed
 from onnxamp._numerics.ties import near_tie
 from onnxamp._rewrite.upgrade import plan_upgrade
-from onnxamp._runtime.samples import Samples
+from onnxamp._runtime.samples import Samples, held_samples
 from onnxamp._runtime.values import Feeds, check_inputs, shapes_of
 
 Ranges: TypeAlias = tuple[tuple[str, Range], ...]
@@ -184,7 +183,7 @@ class Stress(NamedTuple):
         if tie is None:
             return None
         told = f"an input near a tie of {tie.node!r}"
-        return Samples(told, [partial(_itself, tie.inputs)])
+        return held_samples(told, [tie.inputs])
 
     def _movable(self, seen: Mapping[str, Range]) -> dict[str, Range]:
         """Return the ranges of the inputs that may change: those that are stated, or else those of the samples."""
@@ -362,8 +361,8 @@ class _Ascent:
                 range=self.low.max_finite,
             )
             told = "an input" if len(chosen) == 1 else f"{len(chosen)} inputs"
-            readers = [partial(_itself, inputs) for inputs in chosen]
-            return Stressed(proof, Samples(f"{told} made to be hard", readers), found)
+            samples = held_samples(f"{told} made to be hard", chosen)
+            return Stressed(proof, samples, found)
         return Stressed(proof, why=why)
 
     def _ends(
@@ -483,7 +482,3 @@ def _sized(model: ModelProto, sample: Feeds) -> ModelProto:
                 helper.make_tensor_value_info(entry.name, elem, array.shape)
             )
     return sized
-
-
-def _itself(feeds: Feeds) -> Feeds:
-    return feeds

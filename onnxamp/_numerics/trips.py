@@ -1,7 +1,6 @@
 """Loops that run no trip, one, and many, where an input says how often they run."""
 
 from collections.abc import Iterable, Iterator
-from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -11,7 +10,7 @@ from onnxamp._facts.ops import op_facts, op_key
 from onnxamp._numerics.larger import in_short
 from onnxamp._runtime.engines import Outputs, Session
 from onnxamp._runtime.flow import DataflowGraph
-from onnxamp._runtime.samples import Samples
+from onnxamp._runtime.samples import Samples, held_samples
 from onnxamp._runtime.values import Feeds, check_inputs
 
 _FEW: Final = (0, 1)
@@ -97,7 +96,7 @@ def _run(
     changed = {name: np.full_like(feeds[name], count) for name in names}
     inputs = {**feeds, **changed}
     what = ", ".join(f"{name}={count}" for name in changed)
-    samples = Samples(what, [partial(_itself, inputs)])
+    samples = held_samples(what, [inputs])
     is_bound = reference.engine.arithmetic is not None
     session = reference.anew({}) if is_bound else reference.alone()
     try:
@@ -117,7 +116,3 @@ def _largest(outputs: Outputs) -> float:
                 largest, float(np.nan_to_num(np.abs(output), nan=np.inf).max())
             )
     return largest
-
-
-def _itself(feeds: Feeds) -> Feeds:
-    return feeds

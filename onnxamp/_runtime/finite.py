@@ -7,7 +7,6 @@ there are fewer.
 """
 
 from collections.abc import Mapping
-from functools import cache, partial
 from typing import Any, Final
 
 import numpy as np
@@ -121,11 +120,7 @@ def _within(draw: Draw, domains: Mapping[str, Domain]) -> Draw:
         told = ", ".join(sorted({kind.value for kind in domains.values()}))
     else:
         told = ", ".join(f"{name} {kind.value}" for name, kind in domains.items())
-    return draw._replace(maker=cache(partial(_itself, maker)), told=told)
-
-
-def _itself(maker: InputMaker) -> InputMaker:
-    return maker
+    return Draw.by(maker, draw.seed, draw.sizes, told)._replace(tried=draw.tried)
 
 
 def _spoiled(draw: Draw, session: Session) -> float:

@@ -286,6 +286,13 @@ class Draw(NamedTuple):
     told: str = ""
     """The domain of its numbers, in words; "" for the usual ones."""
 
+    @classmethod
+    def by(
+        cls, maker: InputMaker, seed: int, sizes: Mapping[str, int], told: str = ""
+    ) -> "Draw":
+        """Return the draw of a maker that is known already."""
+        return cls(maker=lambda: maker, seed=seed, sizes=sizes, told=told)
+
     def make(self, number: int) -> dict[str, Feed]:
         """Return the sample of a position; raises as :func:`random_inputs`."""
         seed = self.seed

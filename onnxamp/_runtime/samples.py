@@ -178,6 +178,15 @@ class Samples:
         return self.readers[index]()
 
 
+def held_samples(description: str, every: Iterable[Sample]) -> Samples:
+    """Return samples that are in memory."""
+    return Samples(description, [partial(_itself, sample) for sample in every])
+
+
+def _itself(sample: Sample) -> Sample:
+    return sample
+
+
 class SampleSource(ABC):
     """A function that makes samples for a given model."""
 
