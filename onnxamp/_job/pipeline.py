@@ -98,7 +98,8 @@ def convert_to_file(request: Request, sink: Sink) -> Outcome:
 
 def _is_repaired(conversion: Conversion) -> bool:
     """Return whether another result replaces the one that was asked for, which failed its validation."""
-    cure = conversion.validation and conversion.validation.cure
+    validation = conversion.validation
+    cure = None if validation is None else validation.cure
     return cure is not None and cure.applied
 
 
