@@ -121,6 +121,22 @@ def test_functions_count_as_well() -> None:
     assert found.outputs[0].rel_l2 < 0.01
 
 
+TURNS = f"""p, q = Loop (turns, , none, x) <body = b (
+    int64 turn, bool go, {V} a, {V} c) => (bool on, {V} a1, {V} c1) {{
+        on = Identity (go) h = Mul (a, half) s = Mul (h, h) r = MatMul (s, tiny) a1 = Identity (c) c1 = Add (r, a) }}>
+    y = Add (p, q)"""
+"""The second state is the input, and becomes the first one for the next turn."""
+
+
+def test_states_that_change_places_are_inputs_in_the_next_turn() -> None:
+    text = f"k = MatMul (x, w) t = Tanh (k) none = Sub (t, t) {TURNS}"
+    model = model_of(text.replace("(turns,", "(three,"))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.int64(3), "three"))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(0.5), "half"))
+    for level in ("O2", "O3"):
+        assert error_of(model, large(2000), level) < 0.01
+
+
 def test_states_that_a_body_computes_are_no_inputs() -> None:
     body = f"""h = Loop (once, , x) <body = b ({LOOP}, {V} r) {{ on = Identity (go) m = MatMul (u, w) r = Tanh (m) }}>
         q = Mul (h, h) y = MatMul (q, w)"""
