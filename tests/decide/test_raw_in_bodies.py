@@ -148,6 +148,7 @@ INTEGERS = {
     "samples": ("(int16[4,64] x) => (float[4,64] y) { f = Cast <to = 1> (x) h = MatMul (f, w)", 30000),
     "moved": ("(int16[64,4] x) => (float[4,64] y) { t = Transpose (x) f = Cast <to = 1> (t) h = Gemm (f, w)", 30000),
     "counts": ("(int32[4,64] x) => (float[4,64] y) { f = Cast <to = 1> (x) h = MatMul (f, w)", 1e6),
+    "features": ("(int64[4,64] x) => (float[4,64] y) { f = Cast <to = 1> (x) h = MatMul (f, w)", 1e9),
     "amounts": (f"""(int64[4,64] x, {V} z) => (float[4,64] y) {{ f = Cast <to = 1> (x) k = MatMul (z, w)
         p = Softmax (k) h = Mul (p, f)""", 1e7),
 }  # fmt: skip
@@ -173,6 +174,19 @@ def test_integers_that_are_summed_up_may_be_large(name: str) -> None:
     for level in ("O1", "O2", "O3"):
         result = onnxamp.convert_model(model, level)
         assert onnxamp.diff_models(model, result, samples=[feeds]).outputs[0].rel_l2 < 0.01
+
+
+def test_masks_flags_and_stated_ranges_stay_low_before_weights() -> None:
+    w = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32) / 8
+    for kind, name, ranges in (
+        ("int64", "attention_mask", {}),
+        ("int64", "token_type_ids", {}),
+        ("uint8", "x", {}),
+        ("int64", "x", {"x": (0.0, 100.0)}),
+    ):
+        text = f"({kind}[4,64] {name}) => ({V} y) {{ f = Cast <to = 1> ({name}) h = MatMul (f, w) y = Relu (h) }}"
+        plan = onnxamp.plan_model(add_weights(parse(text), {"w": w}), "O2", input_ranges=ranges)
+        assert all(row.low for row in plan.rows if row.op == "MatMul")
 
 
 def test_masks_and_pixels_stay_low() -> None:
