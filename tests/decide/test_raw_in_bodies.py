@@ -109,14 +109,16 @@ def test_squares_may_leave_and_enter_bodies(name: str) -> None:
         assert error_of(model_of(LEAVING[name]), large(2000), level) < 0.01
 
 
-def test_functions_count_as_well() -> None:
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_functions_count_as_well(is_kept: bool) -> None:
     inner = parse(f"({V} x) => ({V} y) {{ y = Mul (x, x) }}").graph.node
     square = onnx.helper.make_function("local", "Square", ["x"], ["y"], list(inner), [onnx.helper.make_opsetid("", 17)])
     model = model_of("q = Mul (x, x) y = MatMul (q, tiny)")
     model.graph.node[0].CopyFrom(onnx.helper.make_node("Square", ["x"], ["q"], domain="local"))
     model.functions.append(square)
     model.opset_import.append(onnx.helper.make_opsetid("local", 1))
-    result = onnxamp.convert_model(model)
+    result = onnxamp.convert_model(model, keep_functions=is_kept)
+    assert result.functions or not is_kept
     found = onnxamp.diff_models(model, result, samples=[{"x": large(2000).astype(np.float32)}])
     assert found.outputs[0].rel_l2 < 0.01
 

@@ -150,8 +150,8 @@ def _integers_multiplied(graph: Graph, raw: RawInputs, node: Node) -> str:
     """Return the type of integers of an input that a node multiplies as they are; "" for other nodes.
 
     Weights that multiply them add up whatever their type holds, such as samples of 16 bits, or incomes and years of 64.
-    Times single computed values, only larger types than 16 bits leave the range. Masks and lengths are integers as well,
-    which their names tell.
+    Times single computed values, only larger types than 16 bits leave the range. Masks and lengths are integers as
+    well, which their names tell.
     """
     if node.key in op_facts().products and graph.constants.is_constant(node.input(1)):
         return _integer_type(graph, raw, node.input(0))
