@@ -155,9 +155,9 @@ def _integers_multiplied(graph: Graph, raw: RawInputs, node: Node) -> str:
     """
     if node.key in op_facts().products and graph.constants.is_constant(node.input(1)):
         kind = _integer_type(graph, raw, node.input(0))
-        shape = graph.shapes[node.input(0)]
+        sizes = graph.shapes[node.input(0)] or ()
         # Positions and time steps, one in each row, are a hazard of their own.
-        is_single = bool(shape) and shape[-1] == 1
+        is_single = sizes[-1:] == (1,)
         return "" if "64" in kind and is_single else kind
     if node.key == "Mul" and not any(map(graph.constants.is_constant, node.reads)):
         given = [value for value in node.reads if raw.are_plain([value])]
