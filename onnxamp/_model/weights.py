@@ -7,8 +7,7 @@ nearest, ties to even, and the kernel alone decides how NaN is converted. Where 
 converts everything to the same bits.
 """
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple
 from functools import cache, partial
 from itertools import accumulate
@@ -20,7 +19,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from onnxamp._base.errors import ModelError
 from onnxamp._base.optional import has_runtime
@@ -414,40 +413,6 @@ def _stored(
 def _stored_kind(elem: int) -> np.dtype[Any]:
     """Return the element type as raw data have it."""
     return np.dtype(helper.tensor_dtype_to_np_dtype(elem)).newbyteorder("<")
-
-
-EXPONENTS: Final = "onnxamp.exponents"
-"""Key of the metadata: JSON, the exponent by name of a value that is stored as ``value * 2**-exponent``."""
-_LARGEST: Final = 300
-"""Exponents beyond are none: float32 has no such numbers."""
-
-
-def stored_exponents(model: ModelProto) -> dict[str, int]:
-    """Return value -> exponent for values stored as ``value * 2**-exponent``; malformed entries are left out."""
-    texts = (entry.value for entry in model.metadata_props if entry.key == EXPONENTS)
-    try:
-        rows = json.loads(next(texts, "{}"))
-    except ValueError:
-        return {}
-    if not isinstance(rows, dict):
-        return {}
-    # True is an int of Python as well, but no number of JSON.
-    return {
-        name: number
-        for name, number in rows.items()
-        if type(number) is int and 0 < abs(number) <= _LARGEST
-    }
-
-
-def store_exponents(model: ModelProto, exponents: Mapping[str, int]) -> None:
-    """Add exponents to those that the model has, and write them to its metadata."""
-    total = stored_exponents(model)
-    for name, exponent in exponents.items():
-        total[name] = total.get(name, 0) + exponent
-    nonzero = {name: exponent for name, exponent in sorted(total.items()) if exponent}
-    entries = (entry for entry in model.metadata_props if entry.key == EXPONENTS)
-    entry = next(entries, None) or model.metadata_props.add(key=EXPONENTS)
-    entry.value = json.dumps(nonzero, ensure_ascii=False)
 
 
 @record
