@@ -81,6 +81,13 @@ def raw_inputs(graph: Graph) -> RawInputs:
     return walk.found._replace(ratios=frozenset(walk.ratios))
 
 
+def raw_readers(graph: Graph) -> frozenset[int]:
+    """Return the nodes that read a raw value, a mean of one, or an input of a wide type; hardly any node does."""
+    raw = graph.ask(raw_inputs)
+    read = {*raw.channels, *raw.means, *raw.wide}
+    return frozenset(node for value in read for node, _ in graph.uses[value])
+
+
 _TURNS: Final = 4
 """Turns after which the states of a loop that change places are no longer followed."""
 

@@ -30,7 +30,7 @@ from onnxamp._graph.distances import cosine_nodes
 from onnxamp._graph.exact_walks import readers_through_exact
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.index_paths import INTEGERS
-from onnxamp._graph.raw_inputs import RawInputs, raw_inputs, raw_makers
+from onnxamp._graph.raw_inputs import RawInputs, raw_inputs, raw_makers, raw_readers
 from onnxamp._graph.view import ABSENT, Node, passed_values
 
 
@@ -42,11 +42,12 @@ def input_magnitudes(graph: Graph, low: Format) -> Iterator[Hazard]:
     if not low.is_narrow:
         return
     raw = graph.ask(raw_inputs)
+    raw_nodes = graph.ask(raw_readers)
     yield from _cosines(graph, raw, low)
     yield from _squared_sines(graph, low)
     seen = set[int]()
     for node in graph.computing:
-        if not raw.is_read_by(node):
+        if node.index not in raw_nodes:
             continue
         factor = _factor(graph, raw, node)
         claims = in_range(graph, node, low)
