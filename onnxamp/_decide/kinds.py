@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from onnxamp._decide import hazards
 from onnxamp._facts.dtypes import FLOAT_TENSORS, Format
 from onnxamp._facts.ops import op_facts
-from onnxamp._graph.graph import Graph
+from onnxamp._graph.graph import Graph, inlined
 from onnxamp._graph.known import known_numbers
-from onnxamp._graph.view import ABSENT, Node, inline_functions
+from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import record
 from onnxamp._options.options import Options
 
@@ -258,16 +258,13 @@ def _across_calls(
     graph: Graph, low: Format, known: AbstractSet[tuple[int, HazardKind]]
 ) -> Iterator[Hazard]:
     """Yield further hazards of nodes beside functions that stay calls: those that the functions' bodies show."""
-    if not graph.model.functions:
+    whole = inlined(graph)
+    if whole is graph or whole.model.functions:  # some body cannot be followed
         return
-    model = inline_functions(graph.model, partly=True)
-    if model.functions:  # the body of one of them cannot be followed
-        return
-    inlined = Graph.of(model, graph.folder)
     nodes = {node.first_output: node for node in graph.nodes}
     values = graph.scopes[0].names
-    for hazard in inlined.ask(find_hazards, low):
-        inner = inlined.nodes[hazard.node]
+    for hazard in whole.ask(find_hazards, low):
+        inner = whole.nodes[hazard.node]
         node = nodes.get(inner.first_output)
         if (
             node is None
@@ -277,7 +274,7 @@ def _across_calls(
             continue
         claims = list[Claim]()
         for claim in hazard.unless:
-            value = values.get(inlined.values[claim.value].name, ABSENT)
+            value = values.get(whole.values[claim.value].name, ABSENT)
             claims.append(claim._replace(value=value, instead=()))
         # What a body computes is no value here, so nothing can be proven of it.
         is_open = any(claim.value == ABSENT for claim in claims)

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from math import gcd, lcm, prod
 from typing import Final, NamedTuple
 
-from onnxamp._base.errors import ModelError
 from onnxamp._facts.dimensions import Related, columns, dimension_rules
 from onnxamp._facts.ops import attribute, op_facts
-from onnxamp._graph.graph import Graph
+from onnxamp._graph.graph import Graph, inlined
 from onnxamp._graph.shapes import Dims, Shape, named_shapes
-from onnxamp._graph.view import Node, inline_functions
+from onnxamp._graph.view import Node
 
 _Letter = tuple[int, str]
 """A size in the rule of one node: the node's index and the name there; "" is the number 1."""
@@ -33,7 +32,7 @@ def input_relations(
     graph: Graph, dims: tuple[tuple[str, tuple[int | str, ...]], ...]
 ) -> "Relations":
     """Return the relations of a model whose inputs have these dimensions: sizes, or names of those that are open."""
-    graph = _inlined(graph)
+    graph = inlined(graph)
     inferred = named_shapes(graph, graph.types, dict(dims))
     # After ops whose shapes onnx cannot infer, as in most of a decoder, declared sizes are used.
     shapes = [
@@ -131,16 +130,6 @@ def _add(found: Relations, node: int, related: Related) -> None:
         known = [dim for dim in column if dim is not None]
         if len(known) > 1:
             found.columns.append(known)
-
-
-def _inlined(graph: Graph) -> Graph:
-    """Return the graph with all functions inlined that can be."""
-    if not graph.model.functions:
-        return graph
-    try:
-        return Graph.of(inline_functions(graph.model, partly=True), graph.folder)
-    except ModelError:
-        return graph
 
 
 class _Solver:

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from onnxamp._graph.changed import Change
-from onnxamp._graph.view import ABSENT, View, scope_graphs
+from onnxamp._graph.view import View, scope_graphs
 from onnxamp._model.protos import all_nodes, arrange, copied, drop_named
 
 WEIGHTS_ALONE: Final = 4
@@ -67,8 +66,6 @@ class GraphEditor:
         self._added: dict[int, list[TensorProto]] = {}
         self._dropped: set[int] = set()
         """Initializers that go, by value."""
-        self._orders: dict[int, list[int]] = {}
-        """Scope -> the nodes of its finished graph by their position before; new ones have higher numbers."""
 
     # -- what is there -----------------------------------------------------------------------------------------
 
@@ -204,13 +201,6 @@ class GraphEditor:
             )
         return self.model
 
-    def change(self) -> Change:
-        """Return what became of the main graph, whose nodes were only inserted and removed; after :meth:`finish`."""
-        count = len(self.view.scopes[0].nodes)
-        order = self._orders.get(0, range(count))
-        nodes = [position if position < count else ABSENT for position in order]
-        return Change(self.view, nodes, frozenset(self._dropped))
-
     def _rebuild(self, scope: int, graph: GraphProto) -> None:
         """Make the recorded changes of one scope."""
         inserted = self._inserted.get(scope, {})
@@ -242,7 +232,6 @@ class GraphEditor:
             staying = filterfalse(removed.__contains__, range(reached, nodes.stop))
             order += [index - first for index in staying]
             arrange(graph.node, order)
-            self._orders[scope] = order
         if gone:
             drop_named(graph.value_info, gone)
         if self._dropped:

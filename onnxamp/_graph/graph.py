@@ -13,7 +13,6 @@ from onnxamp._base.errors import ModelError
 from onnxamp._facts.dtypes import FLOAT, LOW_TENSORS
 from onnxamp._facts.ops import is_exact, op_facts, op_key
 from onnxamp._facts.signature import Signature, SignatureBook
-from onnxamp._graph.changed import Change, resolve_changed
 from onnxamp._graph.constants import Constants
 from onnxamp._graph.shapes import (
     Dims,
@@ -26,7 +25,17 @@ from onnxamp._graph.shapes import (
 )
 from onnxamp._graph.static_shapes import static_dims
 from onnxamp._graph.types import Inferred, Types, infer, same_types
-from onnxamp._graph.view import ABSENT, Node, Origin, Scope, Value, View, shadowing
+from onnxamp._graph.view import (
+    ABSENT,
+    Node,
+    Origin,
+    Scope,
+    Value,
+    View,
+    inline_functions,
+    shadowing,
+    stored_tensors,
+)
 from onnxamp._model.model import Asked, Model
 from onnxamp._model.protos import node_bodies, opset_imports
 from onnxamp._model.repair import in_order
@@ -352,9 +361,8 @@ class Graph(View, Asked):
     folder: Path | None = None
     """The folder of the model's external data; None if all weights are in the model."""
     before: "Graph | None" = None
-    """The graph from which nearly all values were taken over, with the same types and shapes; None if there is none."""
-    was: Sequence[int] = ()
-    """Value -> the value of :attr:`before` that it was; ABSENT for new weights."""
+    """A graph whose values, but for weights, have the types and shapes of those of the same names; None if there is
+    none."""
 
     @classmethod
     def of(
@@ -362,12 +370,13 @@ class Graph(View, Asked):
         model: ModelProto,
         folder: Path | None = None,
         read: Sequence[ReadNode] | None = None,
+        before: "Graph | None" = None,
     ) -> Self:
         """Resolve a model, which must not change from then on. Arguments and errors: see :func:`resolve`.
 
         If its nodes are out of order, the graph is that of a sorted copy.
         """
-        make = partial(cls, folder=folder)
+        make = partial(cls, folder=folder, before=before)
         # Nearly all models are in order, so they are sorted only where that fails.
         try:
             return resolve(make, model, read)
@@ -378,23 +387,25 @@ class Graph(View, Asked):
         except _DisorderError as error:
             raise ModelError(str(error)) from None
 
-    def changed(self, model: ModelProto, change: Change) -> "Graph":
-        """Return the graph of a model in order that came from this one, whose values have the types and shapes that
-        they had.
-
-        Raises:
-            ModelError: a name is defined twice or not at all.
-        """
-        make = partial(Graph, folder=self.folder, before=self)
-        taken_over = resolve_changed(make, model, change)
-        return Graph.of(model, self.folder) if taken_over is None else taken_over
+    @cached_property
+    def _was(self) -> Sequence[int]:
+        """Value -> the value of :attr:`before` with its name, if any; empty if a value that is no weight is new."""
+        before = self.before
+        if before is None or len(self.scopes) > 1 or len(before.scopes) > 1:
+            return ()
+        names = before.scopes[0].names
+        was = [names.get(value.name, ABSENT) for value in self.values]
+        weights = [value for value, _ in stored_tensors(self.scopes[0])]
+        new = sum(was[value] == ABSENT for value in weights)
+        return was if was.count(ABSENT) == new else ()
 
     @cached_property
     def inferred(self) -> Inferred:
         """The types, see :func:`infer`."""
-        if self.before is None or self.before.untyped:
+        before = self.before
+        if before is None or before.untyped or not self._was:
             return infer(self)
-        return Inferred(same_types(self, self.was, self.before.types), self.nodes)
+        return Inferred(same_types(self, self._was, before.types), self.nodes)
 
     @cached_property
     def types(self) -> Types:
@@ -430,7 +441,7 @@ class Graph(View, Asked):
     def _dims(self) -> Sequence[Dims | None]:
         """Dimensions by value index. They are read from a model with inferred shapes, which is too large to keep."""
         before = self.before
-        known = before and same_dims(self, self.was, before._dims)
+        known = before and self._was and same_dims(self, self._was, before._dims)
         known = known or static_dims(self, self.types)
         return known or read_dims(self, with_shapes(self, self.types))
 
@@ -507,6 +518,16 @@ class Graph(View, Asked):
     def is_float_output(self, node: Node) -> bool:
         """Return whether output 0 is a float32 tensor."""
         return bool(node.outputs) and self.types[node.outputs[0]] == FLOAT
+
+
+def inlined(graph: Graph) -> Graph:
+    """Return the graph with all functions inlined that can be."""
+    if not graph.model.functions:
+        return graph
+    try:
+        return Graph.of(inline_functions(graph.model, partly=True), graph.folder)
+    except ModelError:
+        return graph
 
 
 def graph_of(model: Model) -> Graph:

@@ -18,7 +18,7 @@ from onnx import (
 
 from onnxamp._facts.dtypes import elem_of
 from onnxamp._facts.ops import op_facts, op_key
-from onnxamp._graph.view import ABSENT, Origin, View, new_weights, scope_graphs
+from onnxamp._graph.view import ABSENT, Origin, View, scope_graphs, stored_tensors
 from onnxamp._model.protos import all_nodes, copy_fields, node_bodies, opset_imports
 
 DEFAULT_DIMENSION = 64
@@ -116,17 +116,17 @@ def read_dims(view: View, skeleton: ModelProto) -> Sequence[Dims | None]:
 def same_dims(
     view: View, was: Sequence[int], dims: Sequence[Dims | None]
 ) -> Sequence[Dims | None] | None:
-    """Return the dimensions by value index as another view has them; those of new weights are read.
+    """Return the dimensions by value index as another view has them; those of weights are read.
 
     None if a size is unknown there, because inference may tell more or less here.
 
     Args:
         view: the view.
-        was: value -> the value of the other view that has its dimensions; ABSENT for new weights.
+        was: value -> the value of the other view that has its dimensions, but for weights.
         dims: dimensions by value index of the other view.
     """
     shapes = [*map(dims.__getitem__, was)]
-    for value, tensor in new_weights(view, was):
+    for value, tensor in stored_tensors(view.scopes[0]):
         shapes[value] = tuple(tensor.dims[:])
     if any(map(_is_open, set(shapes))):
         return None

@@ -27,7 +27,6 @@ from onnxamp._graph.view import (
     View,
     body_sources,
     body_targets,
-    new_weights,
     stored_tensors,
     transfers,
 )
@@ -93,15 +92,15 @@ def infer(view: View) -> Inferred:
 
 
 def same_types(view: View, was: Sequence[int], types: Types) -> Types:
-    """Return the type of every value as another view has them; those of new weights are read.
+    """Return the type of every value as another view has them; those of weights are read.
 
     Args:
         view: the view.
-        was: value -> the value of the other view that has its type; ABSENT for new weights.
+        was: value -> the value of the other view that has its type, but for weights.
         types: types by value index of the other view, all of them known.
     """
     found = [*map(types.__getitem__, was), None]
-    for value, tensor in new_weights(view, was):
+    for value, tensor in stored_tensors(view.scopes[0]):
         found[value] = tensor_type(tensor.data_type)
     return found
 

@@ -263,18 +263,6 @@ def stored_tensors(scope: Scope) -> Iterator[tuple[int, TensorProto]]:
     return zip(count(scope.first_stored), scope.stored, strict=False)
 
 
-def new_weights(view: View, was: Sequence[int]) -> Iterator[tuple[int, TensorProto]]:
-    """Yield the initializers of the main graph that have no value in an earlier view, with their own values.
-
-    Args:
-        view: the view.
-        was: value -> the value of the earlier view that it was; ABSENT for new ones.
-    """
-    for value, tensor in stored_tensors(view.scopes[0]):
-        if was[value] == ABSENT:
-            yield value, tensor
-
-
 def shadowing(view: View) -> dict[int, int]:
     """Return value of a body -> the nearest outer value of the same name, which it hides from the body.
 

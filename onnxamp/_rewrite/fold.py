@@ -19,7 +19,6 @@ from onnxamp._facts.providers import folded_first
 from onnxamp._facts.signature import lookup
 from onnxamp._facts.tables import device_of
 from onnxamp._facts.targets import release, target_of, version_meant
-from onnxamp._graph.changed import Change
 from onnxamp._graph.editor import WEIGHTS_ALONE, GraphEditor, NewNames
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.match import form_table
@@ -33,8 +32,8 @@ from onnxamp._rewrite.fold_search import Fold, find_folds
 from onnxamp._rewrite.upgrade import upgraded
 
 
-def apply_folds(view: View, folds: Sequence[Fold], model: ModelProto) -> Change:
-    """Apply the folds to ``model``, a copy of the view's model, and return what became of it.
+def apply_folds(view: View, folds: Sequence[Fold], model: ModelProto) -> None:
+    """Apply the folds to ``model``, a copy of the view's model. The view is stale afterwards.
 
     Complexity: linear in nodes and in the size of the folds.
     """
@@ -51,7 +50,6 @@ def apply_folds(view: View, folds: Sequence[Fold], model: ModelProto) -> Change:
         place = _place(fold)
         editor.insert(view.nodes[place].scope, place, *_new_nodes(view, fold, editor))
     editor.finish()
-    return editor.change()
 
 
 def _place(fold: Fold) -> int:
@@ -225,11 +223,11 @@ def apply(
     result = draft if graph is draft.graph else Draft.of(graph)
     if ready:
         model = copied(graph.model)
-        change = apply_folds(graph, ready, model)
+        apply_folds(graph, ready, model)
         # What is left has the types and shapes that it had, if onnx infers those of the new ops.
         is_inferred = all(onnx.defs.has(fold.op, reached, "") for fold in ready)
-        build = partial(graph.changed, model, change) if is_inferred else None
-        result = Draft(model, graph.folder, build)
+        build = partial(Graph.of, model, graph.folder, before=graph)
+        result = Draft(model, graph.folder, build if is_inferred else None)
         notes.append(f"Folded {told(ready)}.")
     requested = options.folds and result is not draft
     return PassResult(result, tuple(notes), requested, tuple(refused))

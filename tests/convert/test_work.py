@@ -79,11 +79,10 @@ def test_work_is_linear_in_nodes() -> None:
 def work_of(model: ModelProto, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[int, int, int]:
     """How many problems a conversion states, how many cuts it solves, and how many graphs it builds."""
     stated, solved, built = [], [], []
-    state, solve, resolve, take_over = analysis.find_problem, Network.solve, Graph.of, Graph.changed
+    state, solve, resolve = analysis.find_problem, Network.solve, Graph.of
     monkeypatch.setattr(analysis, "find_problem", lambda *given, **named: stated.append(1) or state(*given, **named))
     monkeypatch.setattr(Network, "solve", lambda network: solved.append(1) or solve(network))
-    monkeypatch.setattr(Graph, "of", lambda *given: built.append(1) or resolve(*given))
-    monkeypatch.setattr(Graph, "changed", lambda *given: built.append(1) or take_over(*given))
+    monkeypatch.setattr(Graph, "of", lambda *given, **named: built.append(1) or resolve(*given, **named))
     onnxamp.convert_model(model, **options)
     return len(stated), len(solved), len(built)
 
