@@ -22,6 +22,10 @@ LARGE = {
         y = MatMul (s, w) }""", 2e6),
     "squared": (f"{ROWS} {{ q = Mul (x, x) y = MatMul (q, tiny) }}", 2000),
     "cubed": (f"{ROWS} {{ q = Pow (x, three) h = Div (q, two) y = MatMul (h, tiny) }}", 300),
+    "exponential": (f"{ROWS} {{ e = Exp (x) y = MatMul (e, tiny) }}", 12),
+    "products of columns": (f"""{ROWS} {{ i, j = Split <axis = 1> (x) p = Mul (i, j) k = Concat <axis = 1> (p, i)
+        y = MatMul (k, tiny) }}""", 2000),
+    "power of three": (f"{ROWS} {{ h = Div (x, two) e = Pow (three, h) r = Relu (e) y = MatMul (r, tiny) }}", 20),
     "squared after Casts": (f"""{ROWS} {{ h = Cast <to = 10> (x) k = Relu (h) f = Cast <to = 1> (k)
         g = Cast <to = 1> (k) q = Mul (f, g) y = MatMul (q, tiny) }}""", 2000),
     "magnitude": (f"""{ROWS} {{ i = Neg (x) q = Mul (x, x) r = Pow (i, two) p = Add (q, r) m = MatMul (p, positive)
@@ -126,9 +130,11 @@ def test_distances_of_near_duplicates_survive(name: str) -> None:
 
 
 FREE = {
+    "colors from their mean": f"{ROWS} {{ d = Sub (x, hundred) y = MatMul (d, w) }}",
     "colors": f"{ROWS} {{ s = Div (x, hundred) y = MatMul (s, w) }}",
     "an ordinary bias": f"{ROWS} {{ h = Gemm (x, w, small) y = Relu (h) }}",
     "a square inside a network": f"{ROWS} {{ h = MatMul (x, w) t = Tanh (h) q = Mul (t, t) y = MatMul (q, w) }}",
+    "an exponential inside a network": f"{ROWS} {{ h = MatMul (x, w) t = Tanh (h) e = Exp (t) y = MatMul (e, w) }}",
     "a softsign": f"{ROWS} {{ p = Abs (x) k = Add (p, one) s = Div (x, k) y = MatMul (s, w) }}",
     "a root that divides": f"{ROWS} {{ k = Max (x, least) r = Sqrt (k) s = Div (x, r) y = MatMul (s, w) }}",
     "squares beside a product": f"""{ROWS} {{ h = MatMul (x, w) t = Tanh (h) k = MatMul (t, w) q = Mul (t, t)
@@ -163,6 +169,9 @@ FORMS = {
         p = ReduceL2 <axes = [1]> (x) q = ReduceL2 <axes = [0]> (z) e = Mul (p, q) y = Div (s, e)""", 1000.0, 1000.0),
     "what is left divides": ("""(float[4,64] x) => (float[4,64] y) { h = Sub (x, most) q = Div (one, h)
         y = MatMul (q, w)""", 2049.0, 1.0),
+    "kelvins from their mean": ("(float[4,64] x) => (float[4,64] y) { d = Sub (x, mean) y = MatMul (d, w)", 287.0, 2.0),
+    "the sine of a layer": ("(float[4,64] x) => (float[4,64] y) { h = Gemm (x, w, half) s = Sin (h) y = MatMul (s, w)",
+                            0.0, 4000.0),
     "opposite weights": ("(float[4,64] x) => (float[4,8] y) { h = MatMul (x, opposite) y = Log (h)", 5.0, 0.001),
     "opposite weights, bounded": ("""(float[4,64] x) => (float[4,8] y) { h = Gemm (x, opposite) r = Relu (h)
         y = Log (r)""", 5.0, 0.001),
@@ -179,7 +188,7 @@ def test_forms_that_need_the_digits_of_inputs(name: str, level: str) -> None:
     text, least, width = FORMS[name]
     opposite = np.zeros((64, 8), np.float32)
     opposite[:2] = [[1.0], [-0.999]]
-    numbers = "<float one = {1}, float half = {0.5}, float two = {2}, float most = {2047.6}>"
+    numbers = "<float one = {1}, float half = {0.5}, float two = {2}, float most = {2047.6}, float mean = {288}>"
     head, brace, body = text.partition("{")
     weights = {"opposite": opposite, "w": np.eye(64, dtype=np.float32)}
     used = {key: array for key, array in weights.items() if f" {key})" in body}

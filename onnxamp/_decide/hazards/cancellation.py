@@ -155,7 +155,9 @@ class _AffineInputs:
                 return True
         scale, shift = np.abs(form)
         rounded = shift * self.low.epsilon > _ROUNDED
-        is_scaled = (scale != 1) | (shift > self.low.exact_integers)
+        # A mean is subtracted; what is added to an input makes its results large, as a mean that is given back.
+        is_mean = (shift > _COLORS) & (form[0] * form[1] < 0)
+        is_scaled = (scale != 1) | (shift > self.low.exact_integers) | is_mean
         # A difference that divides, or whose logarithm is taken, needs its digits however small it is.
         is_scaled |= any(
             port in op_facts().divisors.get(reader.key, ())
@@ -211,6 +213,8 @@ _LITTLE: Final = 4.0
 """Deviations of a stored mean up to which what is left of an input is off by a few of its own roundings at most."""
 _NEAR: Final = 1.0
 """Centers up to which inputs may be zeros and ones, fractions or colors, which are no larger than their deviations."""
+_COLORS: Final = 256.0
+"""Shifts up to which the input may be colors, as integers of 8 bits, which low precision holds as they are."""
 _DIGITS: Final = float(1 << 22)
 """Shifts from here on leave no digits even in float32: they make masks."""
 _MOST: Final = 1 << 16

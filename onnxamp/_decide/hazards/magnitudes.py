@@ -24,7 +24,7 @@ from onnxamp._decide.kinds import (
     large_enough,
 )
 from onnxamp._decide.patterns import GROWING, patterns_of
-from onnxamp._facts.dtypes import Format
+from onnxamp._facts.dtypes import FLOAT_TENSORS, Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.distances import cosine_nodes
 from onnxamp._graph.exact_walks import readers_through_exact
@@ -69,8 +69,7 @@ def input_magnitudes(graph: Graph, low: Format) -> Iterator[Hazard]:
             why = f"leads from integers to {node.label!r}, which multiplies them"
             for maker, value in raw_makers(graph, raw, node, seen):
                 yield Hazard(maker.index, KIND, why, True, value, claims)
-        elif _is_power(graph, raw, node):
-            why = "squares an input of the model, which leaves the range from 256 on"
+        elif why := _growth(graph, raw, node):
             yield Hazard(node.index, KIND, why, rare=True, unless=claims)
             yield from _after(graph, node, claims)
 
@@ -190,9 +189,49 @@ _FLAGS: Final = re.compile("mask|len|valid|pad|segment|type|flag", re.IGNORECASE
 """Parts of the names of inputs whose integers are small: what counts, how many count, kinds."""
 
 
-def _is_power(graph: Graph, raw: RawInputs, node: Node) -> bool:
-    """Return whether a node squares a raw value, or raises it to a higher power."""
-    return node.input(0) in raw.channels and _squares(graph, node)
+def _growth(graph: Graph, raw: RawInputs, node: Node) -> str:
+    """Return how a node makes large numbers of raw ones, as a verb phrase; "" for other nodes."""
+    if node.input(0) in raw.channels and _squares(graph, node):
+        return "squares an input of the model, which leaves the range from 256 on"
+    is_power = node.key == "Pow" and graph.constants.is_constant(node.inputs[0])
+    is_exponential = node.key in op_facts().exponentials or is_power
+    if is_exponential and raw.are_plain(node.inputs[-1:]):
+        return "takes the exponential of an input of the model, which soon leaves the range"
+    if node.key == "Mul" and all(
+        _may_be_large(graph, raw, one) for one in node.inputs
+    ):
+        return "multiplies two inputs of the model, which leave the range from 256 on"
+    return ""
+
+
+def _may_be_large(graph: Graph, raw: RawInputs, value: int) -> bool:
+    """Return whether a value is a raw one of a table or a series, and no mask or scale of the other factor.
+
+    Images are multiplied by masks and shares of other images.
+    """
+    shape = graph.shapes[value]
+    is_table = shape is not None and 0 < len(shape) <= _SERIES and set(shape) != {1}
+    if not (is_table and raw.are_plain([value])):
+        return False
+    source = _origin(graph, raw, value)
+    is_float = graph.types[source] in FLOAT_TENSORS
+    return is_float and _FLAGS.search(graph.values[source].name) is None
+
+
+def _origin(graph: Graph, raw: RawInputs, value: int) -> int:
+    """Return the input of the model that a raw value is computed from, or how far it was followed."""
+    for _ in range(_REACH):
+        maker = graph.producer(value)
+        read = () if maker is None else maker.inputs
+        known = [one for one in read if one in raw.channels or one in raw.wide]
+        if not known:
+            break
+        value = known[0]
+    return value
+
+
+_SERIES: Final = 3
+"""Axes of a batch of series: samples, steps and features."""
 
 
 def _squares(graph: Graph, node: Node) -> bool:
