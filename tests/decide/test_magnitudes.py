@@ -25,6 +25,8 @@ LARGE = {
     "exponential": (f"{ROWS} {{ e = Exp (x) y = MatMul (e, tiny) }}", 12),
     "products of columns": (f"""{ROWS} {{ i, j = Split <axis = 1> (x) p = Mul (i, j) k = Concat <axis = 1> (p, i)
         y = MatMul (k, tiny) }}""", 2000),
+    "stored moments": (f"""{ROWS} {{ h = MatMul (x, positive)
+        n = BatchNormalization (h, scales, shifts, means, variances) y = MatMul (n, w) }}""", 20000),
     "power of three": (f"{ROWS} {{ h = Div (x, two) e = Pow (three, h) r = Relu (e) y = MatMul (r, tiny) }}", 20),
     "squared after Casts": (f"""{ROWS} {{ h = Cast <to = 10> (x) k = Relu (h) f = Cast <to = 1> (k)
         g = Cast <to = 1> (k) q = Mul (f, g) y = MatMul (q, tiny) }}""", 2000),
@@ -69,6 +71,10 @@ def model_of(text: str) -> ModelProto:
         "tiny": w * np.float32(1e-6),
         "positive": np.abs(w),
         "b": -4000 * w.sum(0),
+        "scales": np.ones(64, np.float32),
+        "shifts": np.zeros(64, np.float32),
+        "means": 30000 * np.abs(w).sum(0),
+        "variances": np.full(64, 3e8, np.float32),
         "centers": centers,
         "squares": (centers.astype(np.float64) ** 2).sum(0, keepdims=True).astype(np.float32),
     }
@@ -147,6 +153,13 @@ def test_what_only_looks_like_it_is_no_hazard(name: str) -> None:
     model = add_weights(model_of(FREE[name]), {"small": np.full(64, 0.1, np.float32)} if "small" in FREE[name] else {})
     reasons = {hazard.reason for hazard in onnxamp.plan_model(model).hazards}
     assert reasons.isdisjoint({"cancellation", "input magnitude"})
+
+
+def test_the_sum_of_an_input_and_a_correction_is_a_result_of_any_size() -> None:
+    model = model_of(f"{ROWS} {{ h = MatMul (x, w) t = Tanh (h) k = MatMul (t, w) y = Add (x, k) }}")
+    low = {row.key.partition(":")[0]: row.low for row in onnxamp.plan_model(model, "O3").rows}
+    assert low["y"] is False
+    assert low["k"] is True
 
 
 def test_a_stated_range_is_no_magnitude() -> None:

@@ -42,7 +42,7 @@ def _claims(graph: Graph, match: Match, low: Format) -> tuple[Claim, ...]:
 
 
 def exponential_quotients(graph: Graph, low: Format) -> Iterator[Hazard]:
-    """Yield the nodes from an exponential to the quotient of two numbers that grow with it, as in exp(x) / (1 + exp(x)).
+    """Yield the nodes from an exponential to the quotient of numbers that grow with it, as in exp(x) / (1 + exp(x)).
 
     Both are infinite from x = 11 on, and their quotient is NaN. So decomposed tanh, Mish and sigmoid may be.
 
@@ -129,6 +129,73 @@ def _between(graph: Graph, end: Node, values: set[int]) -> set[int]:
     return found
 
 
+def divided_products(graph: Graph, low: Format) -> Iterator[Hazard]:
+    """Yield products whose one part divides the other, with the nodes between.
+
+    Cameras project points like this: pixels, times the distance of the point, are divided by the distance. And so does
+    linear attention whose values have a column of ones. The quotient is of ordinary size, whatever the product is.
+    """
+    if not low.is_narrow:
+        return
+    for node in graph.nodes_of({"Div"}):
+        dividend, divisor = (_back_to_product(graph, value) for value in node.inputs)
+        if not dividend or not divisor or dividend[-1] is not divisor[-1]:
+            continue
+        parts = (*dividend, *divisor)
+        # A part that is computed from the other one is no part.
+        if node.index in {one.index for one in parts} or len(dividend) == 1:
+            continue
+        why = f"makes numbers that {node.label!r} divides by each other"
+        for one in (*parts, *_sums_before(graph, dividend[-1]), node):
+            claims = in_range(graph, one, low)
+            yield Hazard(one.index, KIND, why, rare=True, unless=claims)
+
+
+def _back_to_product(graph: Graph, value: int) -> list[Node]:
+    """Return the nodes from a part of a matrix product back to the product, the last; none for other values."""
+    facts = op_facts()
+    found = list[Node]()
+    while len(found) < _REACH:
+        maker = graph.producer(value)
+        if maker is None:
+            break
+        found.append(maker)
+        if maker.key in _MATRIX_PRODUCTS:
+            return found
+        computed = _computed(graph, maker)
+        is_guard = maker.key in facts.additive
+        if len(computed) != 1 or not (is_guard or maker.index in graph.exact):
+            break
+        value = computed[0]
+    return []
+
+
+_MATRIX_PRODUCTS: Final = frozenset(("Einsum", "Gemm", "MatMul"))
+
+
+def _sums_before(graph: Graph, product: Node) -> list[Node]:
+    """Return the product of computed values that another such product reads, as the state of linear attention."""
+    if len(_computed(graph, product)) < 2:
+        return []
+    makers = map(graph.producer, map(graph.passed_on, product.inputs))
+    return [
+        maker
+        for maker in makers
+        if maker is not None
+        and maker.key in _MATRIX_PRODUCTS
+        and len(_computed(graph, maker)) == 2
+    ]
+
+
+def _computed(graph: Graph, node: Node) -> list[int]:
+    """Return the floats that a node reads and that are no constants."""
+    return [
+        value
+        for _, value in graph.float_inputs(node)
+        if not graph.constants.is_constant(value)
+    ]
+
+
 class _Decomposed(HazardKind):
     value = "decomposed pattern"
     title = "part of a decomposed op whose intermediate values exceed the range of low precision"
@@ -139,6 +206,7 @@ class _Decomposed(HazardKind):
     def find(self, graph: Graph, low: Format, /) -> Iterator[Hazard]:
         yield from decomposed_patterns(graph, low)
         yield from exponential_quotients(graph, low)
+        yield from divided_products(graph, low)
 
 
 KIND: Final = _Decomposed()

@@ -56,6 +56,9 @@ def input_magnitudes(graph: Graph, low: Format) -> Iterator[Hazard]:
             why = f"leads from an input to {node.label!r}, which scales it down"
             for maker, value in raw_makers(graph, raw, node, seen):
                 yield Hazard(maker.index, KIND, why, True, value, claims)
+        elif _is_residual(graph, raw, node):
+            why = "adds an input of the model to a result, which has its magnitude"
+            yield Hazard(node.index, KIND, why, rare=True, unless=claims)
         elif _restores(graph, raw, node):
             why = "gives a result the magnitude of an input of the model, by its mean"
             yield Hazard(node.index, KIND, why, rare=True, unless=claims)
@@ -143,6 +146,17 @@ def _restores(graph: Graph, raw: RawInputs, node: Node) -> bool:
         means += is_mean
         others += not (is_mean or is_own)
     return bool(means and others)
+
+
+def _is_residual(graph: Graph, raw: RawInputs, node: Node) -> bool:
+    """Return whether a result of the model is the sum of an input and something computed, as in forecasts."""
+    if node.key not in op_facts().additive or len(node.reads) != 2:
+        return False
+    plain = [value for value in node.reads if raw.are_plain([value])]
+    is_result = node.outputs[0] in graph.scopes[0].outputs
+    other = [value for value in node.reads if value not in plain]
+    is_computed = bool(other) and not graph.constants.is_constant(other[0])
+    return is_result and len(plain) == 1 and is_computed
 
 
 def _integers_multiplied(graph: Graph, raw: RawInputs, node: Node) -> str:
