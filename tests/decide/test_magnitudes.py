@@ -140,6 +140,10 @@ FREE = {
     "colors": f"{ROWS} {{ s = Div (x, hundred) y = MatMul (s, w) }}",
     "an ordinary bias": f"{ROWS} {{ h = Gemm (x, w, small) y = Relu (h) }}",
     "a square inside a network": f"{ROWS} {{ h = MatMul (x, w) t = Tanh (h) q = Mul (t, t) y = MatMul (q, w) }}",
+    "features times scales": """(float[4,64] x, float[1,64] z) => (float[4,64] y) { k = Mul (x, z)
+        y = MatMul (k, w) }""",
+    "features times gates": """(float[4,64] x, float[4,64] gates) => (float[4,64] y) { k = Mul (gates, x)
+        y = MatMul (k, w) }""",
     "an exponential inside a network": f"{ROWS} {{ h = MatMul (x, w) t = Tanh (h) e = Exp (t) y = MatMul (e, w) }}",
     "a softsign": f"{ROWS} {{ p = Abs (x) k = Add (p, one) s = Div (x, k) y = MatMul (s, w) }}",
     "a root that divides": f"{ROWS} {{ k = Max (x, least) r = Sqrt (k) s = Div (x, r) y = MatMul (s, w) }}",

@@ -211,25 +211,31 @@ def _growth(graph: Graph, raw: RawInputs, node: Node) -> str:
     is_exponential = node.key in op_facts().exponentials or is_power
     if is_exponential and raw.are_plain(node.inputs[-1:]):
         return "takes the exponential of an input of the model, which soon leaves the range"
-    if node.key == "Mul" and all(
-        _may_be_large(graph, raw, one) for one in node.inputs
-    ):
+    if node.key == "Mul" and _are_columns(graph, raw, *node.inputs):
         return "multiplies two inputs of the model, which leave the range from 256 on"
     return ""
 
 
-def _may_be_large(graph: Graph, raw: RawInputs, value: int) -> bool:
-    """Return whether a value is a raw one of a table or a series, and no mask or scale of the other factor.
+def _are_columns(graph: Graph, raw: RawInputs, one: int, other: int) -> bool:
+    """Return whether two raw values are columns of a table or parts of a series, and neither is a share of the other.
 
-    Images are multiplied by masks and shares of other images.
+    Images are multiplied by masks and shares of other images, and features by scales, which mostly have another shape.
     """
-    shape = graph.shapes[value]
-    is_table = shape is not None and 0 < len(shape) <= _SERIES and set(shape) != {1}
-    if not (is_table and raw.are_plain([value])):
+    values = one, other
+    shapes = [graph.shapes[value] for value in values]
+    is_table = all(shape and len(shape) <= _SERIES for shape in shapes)
+    if not (is_table and all(raw.are_plain([value]) for value in values)):
         return False
-    source = _origin(graph, raw, value)
-    is_float = graph.types[source] in FLOAT_TENSORS
-    return is_float and _FLAGS.search(graph.values[source].name) is None
+    sources = [_origin(graph, raw, value) for value in values]
+    is_float = all(graph.types[source] in FLOAT_TENSORS for source in sources)
+    names = [graph.values[source].name for source in sources]
+    is_share = any(_FLAGS.search(name) or _SHARES.search(name) for name in names)
+    is_alike = shapes[0] == shapes[1] or sources[0] == sources[1]
+    return is_float and is_alike and not is_share
+
+
+_SHARES: Final = re.compile("scale|gain|gate|alpha|noise", re.IGNORECASE)
+"""Parts of the names of inputs that are factors of a few units."""
 
 
 def _origin(graph: Graph, raw: RawInputs, value: int) -> int:
