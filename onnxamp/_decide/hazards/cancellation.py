@@ -261,12 +261,17 @@ _OFFSET: Final = 8.0
 def _near_one(graph: Graph) -> Iterator[Hazard]:
     """Yield sums 1 + x before a logarithm, and differences exp(x) - 1: if x is small, 1 + x holds none of its digits.
 
+    The angle of a cosine near 1 needs them as well, and so do distances in hyperbolic space, acosh(1 + x).
+
     Complexity: linear.
     """
     facts = op_facts()
     for node in graph.nodes_of(facts.logarithms):
         yield from _leading(graph, node, facts.additive)
         yield from _opposite(graph, node)
+    for node in graph.nodes_of(facts.steep):
+        yield from _leading(graph, node, facts.additive)
+        yield from _cosine_distance(graph, node)
     for node in graph.nodes_of(facts.additive):
         if _is_beside_one(graph, node, subtracts=True):
             yield from _leading(graph, node, facts.exponentials)
@@ -275,7 +280,7 @@ def _near_one(graph: Graph) -> Iterator[Hazard]:
 
 
 def _cosine_distance(graph: Graph, end: Node) -> Iterator[Hazard]:
-    """Yield the nodes from the product of normalized vectors to the difference of 1 and the cosine, if one is there."""
+    """Yield the nodes from the product of normalized vectors to what needs the last digits of their cosine, if any."""
     values = (value for _, value in graph.float_inputs(end))
     makers = chain.from_iterable(makers_through_exact(graph, one) for one in values)
     path = list(islice(makers, _REACH))
