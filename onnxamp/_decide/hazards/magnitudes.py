@@ -153,10 +153,11 @@ def _is_residual(graph: Graph, raw: RawInputs, node: Node) -> bool:
     if node.key not in op_facts().additive or len(node.reads) != 2:
         return False
     plain = [value for value in node.reads if raw.are_plain([value])]
-    is_result = node.outputs[0] in graph.scopes[0].outputs
+    results = (_uncast(graph, value) for value in graph.scopes[0].outputs)
+    is_result = len(plain) == 1 and node.outputs[0] in results
     other = [value for value in node.reads if value not in plain]
     is_computed = bool(other) and not graph.constants.is_constant(other[0])
-    return is_result and len(plain) == 1 and is_computed
+    return is_result and is_computed
 
 
 def _integers_multiplied(graph: Graph, raw: RawInputs, node: Node) -> str:
