@@ -120,14 +120,17 @@ nodes it is low precision up to half of the bearable squared error, and among ot
 
 def low_constants(graph: Graph, low: Format) -> frozenset[int]:
     """Return constants that are stored in the low type, and Casts to it from values that either type represents."""
+    stored = {value for value, kind in enumerate(graph.types) if kind == low.tensor}
+    if not stored:
+        return frozenset()
     free = op_facts().free_sources["Cast"]
     casts = (node for node in graph.nodes_of({"Cast"}) if node.input(0) != ABSENT)
     made = {node.outputs[0] for node in casts if graph.types[node.inputs[0]] in free}
     made |= {node.outputs[0] for node in graph.nodes_of({"Constant"}) if node.outputs}
     made |= {
-        value.index for value in graph.values if value.origin is Origin.INITIALIZER
+        value for value in stored if graph.values[value].origin is Origin.INITIALIZER
     }
-    return frozenset(value for value in made if graph.types[value] == low.tensor)
+    return frozenset(made & stored)
 
 
 class CutProblem:
@@ -413,6 +416,11 @@ class CutProblem:
     ) -> None:
         """Charge one Cast if the producer is low and any reader float32, and one if it is the other way round."""
         variables = sorted(readers - _SETTLED)
+        if producer >= 0 and len(variables) == len(readers) == 1:
+            # The same as below, for nearly all values.
+            self.network.arc(producer, variables[0], raise_cost)
+            self.network.arc(variables[0], producer, lower_cost)
+            return
         for up, there, cost in ((True, HIGH, raise_cost), (False, LOW, lower_cost)):
             if producer == there:
                 continue

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import repeat
 
 from onnxamp._decide.builder import builder_of
 from onnxamp._decide.ports import (
@@ -213,10 +214,11 @@ class _Finder:
                 variable = self.returned.get((scope.index, position), NONE)
                 if variable != NONE:
                     found[value].append(variable)
-        for value, variables in enumerate(found):
-            if len(variables) > 1:
-                found[value] = list(dict.fromkeys(variables))
-        return found
+        # Tuples, which take less memory.
+        return [
+            tuple(dict.fromkeys(variables) if len(variables) > 1 else variables)
+            for variables in found
+        ]
 
     def finish(self) -> PortVariables:
         """Return all variables and ports."""
@@ -322,11 +324,15 @@ class _Finder:
         outputs = (*map(kinds.__getitem__, node.outputs),)
         layout = self.layouts[index] = layout_of(node, inputs, outputs, self.low)
         first = len(self.variables)
-        for param in layout.params:
-            self.new(index, param)
+        if layout.params:
+            # As :meth:`new` does, for nearly all variables.
+            own = range(first, first + len(layout.params))
+            self.variables += map(Variable, own, repeat(index), layout.params)
+            self.parents += own
+            self.of_node[index] = dict(zip(layout.params, own, strict=True))
         if tied := self.facts.tied_parameters.get(node.key):
-            own = self.of_node.get(index, {})
-            self.join([own[param] for param in layout.params if param in tied])
+            named = self.of_node.get(index, {})
+            self.join([named[param] for param in layout.params if param in tied])
         consumed = self.consumed[index]
         for port, place in enumerate(layout.inputs):
             consumed[port] = place + first if place >= 0 else place

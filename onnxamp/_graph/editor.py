@@ -3,13 +3,15 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import filterfalse
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from onnxamp._graph.view import View, scope_graphs
+from onnxamp._graph.changed import Change
+from onnxamp._graph.view import ABSENT, View, scope_graphs
 from onnxamp._model.protos import all_nodes, arrange, copied, drop_named
 
 WEIGHTS_ALONE: Final = 4
@@ -65,6 +67,8 @@ class GraphEditor:
         self._added: dict[int, list[TensorProto]] = {}
         self._dropped: set[int] = set()
         """Initializers that go, by value."""
+        self._orders: dict[int, list[int]] = {}
+        """Scope -> the nodes of its finished graph by their position before; new ones have higher numbers."""
 
     # -- what is there -----------------------------------------------------------------------------------------
 
@@ -200,6 +204,13 @@ class GraphEditor:
             )
         return self.model
 
+    def change(self) -> Change:
+        """Return what became of the main graph, whose nodes were only inserted and removed; after :meth:`finish`."""
+        count = len(self.view.scopes[0].nodes)
+        order = self._orders.get(0, range(count))
+        nodes = [position if position < count else ABSENT for position in order]
+        return Change(self.view, nodes, frozenset(self._dropped))
+
     def _rebuild(self, scope: int, graph: GraphProto) -> None:
         """Make the recorded changes of one scope."""
         inserted = self._inserted.get(scope, {})
@@ -212,21 +223,26 @@ class GraphEditor:
         for index in removed if is_declared else ():
             gone.update(written[index - nodes.start].output[:])
         if inserted or removed:
+            first = nodes.start
             order = list[int]()
-            # One more than there are nodes, for what is inserted at the end.
-            for index in range(nodes.start, nodes.stop + 1):
-                for node in inserted.get(index, ()):
+            reached = first
+            for place in sorted(inserted):
+                staying = filterfalse(removed.__contains__, range(reached, place))
+                order += [index - first for index in staying]
+                reached = place
+                for node in inserted[place]:
                     if isinstance(node, int):
-                        order.append(node - nodes.start)
-                        gone.difference_update(written[node - nodes.start].output[:])
+                        order.append(node - first)
+                        gone.difference_update(written[node - first].output[:])
                         continue
                     # New nodes go to the end, and into their places all at once.
                     order.append(len(graph.node))
                     gone.difference_update(node.output[:])
                     graph.node.append(node)
-                if index < nodes.stop and index not in removed:
-                    order.append(index - nodes.start)
+            staying = filterfalse(removed.__contains__, range(reached, nodes.stop))
+            order += [index - first for index in staying]
             arrange(graph.node, order)
+            self._orders[scope] = order
         if gone:
             drop_named(graph.value_info, gone)
         if self._dropped:

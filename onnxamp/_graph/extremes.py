@@ -138,6 +138,9 @@ class _NumberWalk:
 
     def factor(self, node: Node) -> float | None:
         """Return the result of a product with a small constant, where the other operand is 1; None for other nodes."""
+        # Most products have a large constant, or none.
+        if node.key == "Mul" and any(map(self.is_large, node.inputs)):
+            return None
         unknown = self.unknown(node)
         if len(unknown) != 1 or len(self.graph.float_inputs(node)) != 2:
             return None
@@ -275,6 +278,11 @@ class _NumberWalk:
         stats = self.graph.constants.stats(value)
         number = None if stats is None else stats.uniform
         return number is not None and 0 < abs(number) < _SMALL
+
+    def is_large(self, value: int) -> bool:
+        """Return whether a value is a constant that has an element which is not small, unless it is a part of one."""
+        stats = None if value in self.known else self.graph.constants.stats(value)
+        return stats is not None and stats.largest >= _SMALL
 
     def array(self, value: int) -> NDArray[Any] | None:
         """Return the elements of a small constant; None of other values."""

@@ -1,7 +1,7 @@
 """The graph of a model with all analyses of it, each computed once, on first use."""
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from onnxamp._base.errors import ModelError
 from onnxamp._facts.dtypes import FLOAT, LOW_TENSORS
 from onnxamp._facts.ops import is_exact, op_facts, op_key
 from onnxamp._facts.signature import Signature, SignatureBook
+from onnxamp._graph.changed import Change, resolve_changed
 from onnxamp._graph.constants import Constants
 from onnxamp._graph.shapes import (
     Dims,
@@ -24,11 +25,12 @@ from onnxamp._graph.shapes import (
     with_shapes,
 )
 from onnxamp._graph.static_shapes import static_dims
-from onnxamp._graph.types import Types, infer_types
+from onnxamp._graph.types import Inferred, Types, infer, same_types
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, Value, View, shadowing
 from onnxamp._model.model import Asked, Model
 from onnxamp._model.protos import node_bodies, opset_imports
 from onnxamp._model.repair import in_order
+from onnxamp._model.wellformed import ReadNode
 
 V = TypeVar("V", bound=View)
 
@@ -37,12 +39,17 @@ class _DisorderError(ModelError):
     """A node stands before one that it depends on; if nodes were sorted before, they form a cycle."""
 
 
-def resolve(make: Callable[..., V], model: ModelProto) -> V:
+def resolve(
+    make: Callable[..., V],
+    model: ModelProto,
+    read: Sequence[ReadNode] | None = None,
+) -> V:
     """Resolve the names of a model. Complexity: linear in nodes, names and attributes.
 
     Args:
         make: constructs a View, or a class derived from it, from the fields of a View.
         model: a ModelProto whose nodes are in order; it must not change while the view is in use.
+        read: the nodes of its graph, if they were read before.
 
     Raises:
         ModelError: a name is defined twice or not at all, or a node stands before one that it depends on.
@@ -50,7 +57,7 @@ def resolve(make: Callable[..., V], model: ModelProto) -> V:
     """
     # From IR version 4 on, an initializer that is listed as an input is a default, which callers may override.
     overridable = model.ir_version >= 4
-    builder = _Builder(SignatureBook(opset_imports(model)), overridable)
+    builder = _Builder(SignatureBook(opset_imports(model)), overridable, read)
     pending: deque[_Pending] = deque([(model.graph, ABSENT, ABSENT, "", False)])
     # Breadth first, so that the bodies of a node keep their order.
     while pending:
@@ -88,6 +95,8 @@ class _Builder:
 
     book: SignatureBook
     overridable: bool
+    read: Sequence[ReadNode] | None
+    """The nodes of the main graph, if they were read before."""
     values: list[Value] = field(default_factory=list)
     scopes: list[Scope] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
@@ -113,7 +122,9 @@ class _Builder:
         overridable = Origin.DEFAULT
         values = self.values
         # Slices, because protobuf's own iterators are slow.
-        for item in graph.initializer[:]:
+        tensors = graph.initializer[:]
+        first_stored = len(values)
+        for item in tensors:
             name = item.name
             if name in names:
                 raise self._twice(name, scope)
@@ -140,6 +151,8 @@ class _Builder:
                 nodes=range(first, len(self.nodes)),
                 inputs=tuple([names[entry.name] for entry in graph.input]),
                 outputs=(),
+                stored=tensors,
+                first_stored=first_stored,
             )
         )
         return pending
@@ -152,11 +165,15 @@ class _Builder:
         origin = Origin.NODE
         values, nodes, ops = self.values, self.nodes, self.ops
         value_of = names.__getitem__
-        for index, node in enumerate(graph.node[:], len(nodes)):
+        known = self.read if scope == 0 else None
+        read: Iterable[ReadNode] = known or (
+            (node, node.input[:], node.output[:]) for node in graph.node[:]
+        )
+        for index, (node, reads, writes) in enumerate(read, len(nodes)):
             op = ops.get((node.domain, node.op_type)) or self._op(node)
             # Only what is defined so far has a value yet, so the order of nodes is checked as well.
             try:
-                inputs = (*map(value_of, node.input[:]),)
+                inputs = (*map(value_of, reads),)
                 is_unresolved = op.has_bodies
             except KeyError:
                 inputs = ()
@@ -164,7 +181,7 @@ class _Builder:
             if is_unresolved:
                 self.unresolved.append(index)
             outputs: list[int] = []
-            for port, output in enumerate(node.output[:]):
+            for port, output in enumerate(writes):
                 if not output:
                     outputs.append(ABSENT)
                     continue
@@ -334,24 +351,26 @@ class Graph(View, Asked):
 
     folder: Path | None = None
     """The folder of the model's external data; None if all weights are in the model."""
-    sized_as: "Graph | None" = None
-    """A graph whose values have the same shapes as those of the same names here; None if there is none."""
+    before: "Graph | None" = None
+    """The graph from which nearly all values were taken over, with the same types and shapes; None if there is none."""
+    was: Sequence[int] = ()
+    """Value -> the value of :attr:`before` that it was; ABSENT for new weights."""
 
     @classmethod
     def of(
         cls,
         model: ModelProto,
         folder: Path | None = None,
-        sized_as: "Graph | None" = None,
+        read: Sequence[ReadNode] | None = None,
     ) -> Self:
         """Resolve a model, which must not change from then on. Arguments and errors: see :func:`resolve`.
 
         If its nodes are out of order, the graph is that of a sorted copy.
         """
-        make = partial(cls, folder=folder, sized_as=sized_as)
+        make = partial(cls, folder=folder)
         # Nearly all models are in order, so they are sorted only where that fails.
         try:
-            return resolve(make, model)
+            return resolve(make, model, read)
         except _DisorderError:
             model = in_order(model)
         try:
@@ -359,10 +378,28 @@ class Graph(View, Asked):
         except _DisorderError as error:
             raise ModelError(str(error)) from None
 
+    def changed(self, model: ModelProto, change: Change) -> "Graph":
+        """Return the graph of a model in order that came from this one, whose values have the types and shapes that
+        they had.
+
+        Raises:
+            ModelError: a name is defined twice or not at all.
+        """
+        make = partial(Graph, folder=self.folder, before=self)
+        taken_over = resolve_changed(make, model, change)
+        return Graph.of(model, self.folder) if taken_over is None else taken_over
+
+    @cached_property
+    def inferred(self) -> Inferred:
+        """The types, see :func:`infer`."""
+        if self.before is None or self.before.untyped:
+            return infer(self)
+        return Inferred(same_types(self, self.was, self.before.types), self.nodes)
+
     @cached_property
     def types(self) -> Types:
-        """Type by value index, see :func:`infer_types`."""
-        return infer_types(self)
+        """Type by value index."""
+        return self.inferred.types
 
     def types_of(self, values: Sequence[int]) -> list[str | None]:
         """Return the types of some values; None for those that are absent or unknown."""
@@ -392,8 +429,8 @@ class Graph(View, Asked):
     @cached_property
     def _dims(self) -> Sequence[Dims | None]:
         """Dimensions by value index. They are read from a model with inferred shapes, which is too large to keep."""
-        other = self.sized_as
-        known = other and same_dims(self, other, other._dims)
+        before = self.before
+        known = before and same_dims(self, self.was, before._dims)
         known = known or static_dims(self, self.types)
         return known or read_dims(self, with_shapes(self, self.types))
 
@@ -478,4 +515,4 @@ def graph_of(model: Model) -> Graph:
     Raises:
         ModelError, OpsetError: see :func:`resolve`.
     """
-    return Graph.of(model.proto, model.folder)
+    return Graph.of(model.proto, model.folder, model.taken_nodes())

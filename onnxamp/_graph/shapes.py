@@ -18,7 +18,7 @@ from onnx import (
 
 from onnxamp._facts.dtypes import elem_of
 from onnxamp._facts.ops import op_facts, op_key
-from onnxamp._graph.view import ABSENT, Origin, View, scope_graphs
+from onnxamp._graph.view import ABSENT, Origin, View, new_weights, scope_graphs
 from onnxamp._model.protos import all_nodes, copy_fields, node_bodies, opset_imports
 
 DEFAULT_DIMENSION = 64
@@ -114,31 +114,21 @@ def read_dims(view: View, skeleton: ModelProto) -> Sequence[Dims | None]:
 
 
 def same_dims(
-    view: View, other: View, dims: Sequence[Dims | None]
+    view: View, was: Sequence[int], dims: Sequence[Dims | None]
 ) -> Sequence[Dims | None] | None:
-    """Return the dimensions by value index as another view has them for the same names; those of new weights are read.
+    """Return the dimensions by value index as another view has them; those of new weights are read.
 
-    None if a size is unknown there, because inference may tell more or less here, and for models with bodies.
+    None if a size is unknown there, because inference may tell more or less here.
 
     Args:
         view: the view.
-        other: a view whose values have the same shapes as those of the same names here.
+        was: value -> the value of the other view that has its dimensions; ABSENT for new weights.
         dims: dimensions by value index of the other view.
     """
-    if len(view.scopes) > 1 or len(other.scopes) > 1:
-        return None
-    names = other.scopes[0].names
-    weights = {
-        tensor.name: tuple(tensor.dims[:])
-        for tensor in view.model.graph.initializer
-        if tensor.name not in names
-    }
-    shapes = list[Dims | None]()
-    for value in view.values:
-        at = names.get(value.name)
-        shapes.append(weights.get(value.name) if at is None else dims[at])
-    distinct = set(shapes)
-    if any(map(_is_open, distinct)):
+    shapes = [*map(dims.__getitem__, was)]
+    for value, tensor in new_weights(view, was):
+        shapes[value] = tuple(tensor.dims[:])
+    if any(map(_is_open, set(shapes))):
         return None
     return [*shapes, None]
 

@@ -18,7 +18,7 @@ from onnxamp._facts.ops import op_facts
 from onnxamp._facts.signature import Signature
 from onnxamp._graph.shapes import Dims, declared_dims, needs_data
 from onnxamp._graph.types import declared_type, type_proto
-from onnxamp._graph.view import ABSENT, Node, Origin, View
+from onnxamp._graph.view import ABSENT, Node, Origin, View, stored_tensors
 from onnxamp._model.protos import copied, opset_imports
 
 MANY: Final = 2_000
@@ -116,8 +116,7 @@ def _given(view: View, types: Sequence[str | None], faces: _Faces) -> list[int] 
     known = [0] * (len(view.values) + 1)
     graph = view.model.graph
     names = view.scopes[0].names
-    for tensor in graph.initializer[:]:
-        value = names[tensor.name]
+    for value, tensor in stored_tensors(view.scopes[0]):
         kind = types[value]
         if kind is None:
             return None

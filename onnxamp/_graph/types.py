@@ -7,7 +7,7 @@ nor a rule determines the type of an output, the file's declaration does.
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from onnx import AttributeProto, NodeProto, TensorProto, TypeProto
 
@@ -27,6 +27,8 @@ from onnxamp._graph.view import (
     View,
     body_sources,
     body_targets,
+    new_weights,
+    stored_tensors,
     transfers,
 )
 
@@ -34,7 +36,19 @@ Types = Sequence[str | None]
 """Type by value index."""
 
 
+class Inferred(NamedTuple):
+    """The types of a view, and nodes that show all distinct forms: each other one has the types of one of these."""
+
+    types: Types
+    examples: Sequence[Node]
+
+
 def infer_types(view: View) -> Types:
+    """Return the type of every value of the view, see :func:`infer`."""
+    return infer(view).types
+
+
+def infer(view: View) -> Inferred:
     """Return the type of every value of the view. Complexity: near linear in nodes and ports.
 
     Declarations count for graph inputs, and for outputs that neither the schema nor a rule determines. A type that is
@@ -47,6 +61,7 @@ def infer_types(view: View) -> Types:
     declared = _declared(view)
     entered = {0}
     control_flow = op_facts().control_flow
+    examples = list[Node]()
     known = dict[tuple[object, ...], Sequence[str | None]]()
     """The types of outputs by signature, number of outputs and types of inputs: large models repeat few."""
     for node in view.order:
@@ -55,6 +70,7 @@ def infer_types(view: View) -> Types:
                 _enter(view, scope_index, entered, types, declared)
         if node.key in control_flow:
             kinds = _control_flow(view, node, types)
+            examples.append(node)
         else:
             inputs = [*map(types.__getitem__, node.inputs)]
             form = node.signature, len(node.outputs), *inputs
@@ -62,13 +78,32 @@ def infer_types(view: View) -> Types:
             kinds = repeated or output_types(
                 node.proto, node.key, node.signature, inputs
             )
-            if repeated is None and not reads_attributes(node.key):
-                known[form] = kinds
+            if repeated is None:
+                examples.append(node)
+                # What a declaration says is of one node alone.
+                if None not in kinds and not reads_attributes(node.key):
+                    known[form] = kinds
         for value, kind in zip(node.outputs, kinds, strict=True):
             if value != ABSENT and types[value] is None:
                 types[value] = kind or declared.get(value)
+    # Only the last one, which is that of ABSENT, has no type.
+    is_settled = types.index(None) == len(view.values)
     _settle(view, types)
-    return types
+    return Inferred(types, examples if is_settled else view.nodes)
+
+
+def same_types(view: View, was: Sequence[int], types: Types) -> Types:
+    """Return the type of every value as another view has them; those of new weights are read.
+
+    Args:
+        view: the view.
+        was: value -> the value of the other view that has its type; ABSENT for new weights.
+        types: types by value index of the other view, all of them known.
+    """
+    found = [*map(types.__getitem__, was), None]
+    for value, tensor in new_weights(view, was):
+        found[value] = tensor_type(tensor.data_type)
+    return found
 
 
 def bind(signature: Signature, inputs: Sequence[str | None]) -> dict[str, str]:
@@ -135,8 +170,8 @@ _KIND: Final = re.compile(r"(seq|optional|tensor)\((.*)\)")
 
 
 def _seed(scope: Scope, types: list[str | None]) -> None:
-    for tensor in scope.proto.initializer:
-        types[scope.names[tensor.name]] = tensor_type(tensor.data_type)
+    for value, tensor in stored_tensors(scope):
+        types[value] = tensor_type(tensor.data_type)
     for sparse in scope.proto.sparse_initializer:
         types[scope.names[sparse.values.name]] = tensor_type(sparse.values.data_type)
     if scope.index == 0:

@@ -8,12 +8,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from itertools import chain, count
+from operator import attrgetter
 from typing import NamedTuple
 
 import onnx.checker
 import onnx.defs
 import onnx.inliner
-from onnx import GraphProto, ModelProto, NodeProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from onnxamp._base.errors import ModelError
 from onnxamp._facts.ops import attribute
@@ -126,7 +128,11 @@ class Ports(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """A graph or a body. A scope is opaque if it belongs to an op without a schema; it is never changed."""
+    """A graph or a body. A scope is opaque if it belongs to an op without a schema; it is never changed.
+
+    Attributes:
+        stored: its initializers. Their values are numbered one after another, from ``first_stored`` on.
+    """
 
     index: int
     parent: int
@@ -137,6 +143,8 @@ class Scope:
     nodes: range
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    stored: Sequence[TensorProto]
+    first_stored: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,10 +189,10 @@ class View:
 
     def nodes_of(self, keys: Iterable[str]) -> list[Node]:
         """Return the nodes of some op types, in the order of all nodes."""
-        found = list[int]()
-        for key in keys:
-            found += [node.index for node in self.by_key.get(key, ())]
-        return self.at(found)
+        groups = [*filter(None, map(self.by_key.get, keys))]
+        if len(groups) == 1:
+            return [*groups[0]]
+        return sorted(chain.from_iterable(groups), key=attrgetter("index"))
 
     def at(self, indices: Iterable[int]) -> list[Node]:
         """Return some nodes, in the order of all nodes."""
@@ -248,6 +256,23 @@ class View:
             if value.origin is Origin.DEFAULT:
                 found.append(value)
         return found
+
+
+def stored_tensors(scope: Scope) -> Iterator[tuple[int, TensorProto]]:
+    """Yield the initializers of a scope with their values."""
+    return zip(count(scope.first_stored), scope.stored, strict=False)
+
+
+def new_weights(view: View, was: Sequence[int]) -> Iterator[tuple[int, TensorProto]]:
+    """Yield the initializers of the main graph that have no value in an earlier view, with their own values.
+
+    Args:
+        view: the view.
+        was: value -> the value of the earlier view that it was; ABSENT for new ones.
+    """
+    for value, tensor in stored_tensors(view.scopes[0]):
+        if was[value] == ABSENT:
+            yield value, tensor
 
 
 def shadowing(view: View) -> dict[int, int]:

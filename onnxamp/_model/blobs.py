@@ -36,8 +36,8 @@ from onnxamp._model.weights import (
     ConversionCounts,
     Scratch,
     convert,
+    flat_array,
     lower,
-    read_array,
     times_power,
 )
 
@@ -346,7 +346,7 @@ class WeightConverter:
         places = [self._streamed(weight) for weight in weights]
         # Arrays are read one by one, while earlier ones are converted; small ones are converted together.
         nearest = (
-            (read_array(weight.tensor, self.base_dir), weight.saturate_at)
+            (flat_array(weight.tensor, self.base_dir), weight.saturate_at)
             for weight, place in zip(weights, places, strict=True)
             if place is None and weight.chosen is None
         )

@@ -7,10 +7,10 @@ nearest, ties to even, and the kernel alone decides how NaN is converted. Where 
 converts everything to the same bits.
 """
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple
 from functools import cache, partial
+from itertools import accumulate
 from math import prod
 from operator import add
 from os import PathLike
@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from onnxamp._base.errors import ModelError
 from onnxamp._base.optional import has_runtime
@@ -37,6 +37,8 @@ _BLOCK: Final = 1 << 18
 """Elements converted at once: few enough to stay in the processor's cache."""
 _FEW: Final = 1 << 13
 """Elements up to which NumPy converts faster than a session."""
+_RARE: Final = 16
+"""Elements of a block for each one that is counted, from which on a search takes less time than a sum."""
 MAPPED: Final = 1 << 16
 """Elements from which on external data are memory-mapped; below, reading them is faster."""
 
@@ -121,12 +123,9 @@ def _convert_joined(
         return
     flat = np.concatenate([array for array, _ in arrays])
     scratch = Scratch(flat.size)
-    parts = list[_Section]()
-    start = 0
-    for array, saturate_at in arrays:
-        stop = start + array.size
-        parts.append(_Section(start, stop, saturate_at))
-        start = stop
+    ends = [*accumulate(array.size for array, _ in arrays)]
+    limits = [saturate_at for _, saturate_at in arrays]
+    parts = [*map(_Section, [0, *ends[:-1]], ends, limits)]
     bits = scratch.bits_of(low, flat.size)
     counts = _lower_block(flat, bits, low, parts, scratch)
     data = bits.tobytes()
@@ -207,14 +206,7 @@ def _lower_block(
             bits[:] = flat.astype(limits.kind).view(low.patterns)
 
     starts = [part.start for part in parts]
-
-    def counted(mask: NDArray[np.bool_]) -> list[int]:
-        if len(parts) == 1:
-            return [int(np.count_nonzero(mask))]
-        # The sections follow each other, and none is empty.
-        counts: list[int] = np.add.reduceat(mask, starts, dtype=np.int64).tolist()
-        return counts
-
+    counted = partial(_counted, starts=starts)
     magnitude = scratch.magnitude.view(low.patterns)[: flat.size]
     # Doubling shifts out the sign; patterns to compare with are doubled as well.
     np.add(bits, bits, out=magnitude)
@@ -242,6 +234,19 @@ def _lower_block(
             parts, overflowed, zeros, zeros_before, small, strict=True
         )
     ]
+
+
+def _counted(mask: NDArray[np.bool_], starts: Sequence[int]) -> list[int]:
+    """Return how many elements are true in each section; the sections follow each other, and none is empty."""
+    total = int(np.count_nonzero(mask))
+    if len(starts) == 1 or not total:
+        return [total, *[0] * (len(starts) - 1)]
+    if total * _RARE < mask.size:
+        sections = np.searchsorted(starts, np.flatnonzero(mask), side="right") - 1
+        rare: list[int] = np.bincount(sections, minlength=len(starts)).tolist()
+        return rare
+    counts: list[int] = np.add.reduceat(mask, starts, dtype=np.int64).tolist()
+    return counts
 
 
 class _Limits(NamedTuple):
@@ -374,6 +379,24 @@ def read_array(tensor: TensorProto, base_dir: Path | None) -> NDArray[Any]:
     )
 
 
+def flat_array(tensor: TensorProto, base_dir: Path | None) -> NDArray[Any]:
+    """Return the elements of a float32 tensor of a well-formed model one after another, as :func:`read_array` does."""
+    numbers = _raw(tensor)
+    return read_array(tensor, base_dir).ravel() if numbers is None else numbers
+
+
+def _raw(tensor: TensorProto) -> NDArray[np.float32] | None:
+    """Return the elements of a float32 tensor that stores them as raw bytes in the model; None for others."""
+    data = tensor.raw_data
+    is_external = tensor.data_location == TensorProto.EXTERNAL
+    if not data or is_external or tensor.data_type != TensorProto.FLOAT:
+        return None
+    return np.frombuffer(data, _FLOAT32)
+
+
+_FLOAT32: Final = np.dtype("<f4")
+
+
 def _stored(
     place: DataLocation, kind: np.dtype[Any], shape: tuple[int, ...]
 ) -> NDArray[Any]:
@@ -390,40 +413,6 @@ def _stored(
 def _stored_kind(elem: int) -> np.dtype[Any]:
     """Return the element type as raw data have it."""
     return np.dtype(helper.tensor_dtype_to_np_dtype(elem)).newbyteorder("<")
-
-
-EXPONENTS: Final = "onnxamp.exponents"
-"""Key of the metadata: JSON, the exponent by name of a value that is stored as ``value * 2**-exponent``."""
-_LARGEST: Final = 300
-"""Exponents beyond are none: float32 has no such numbers."""
-
-
-def stored_exponents(model: ModelProto) -> dict[str, int]:
-    """Return value -> exponent for values stored as ``value * 2**-exponent``; malformed entries are left out."""
-    texts = (entry.value for entry in model.metadata_props if entry.key == EXPONENTS)
-    try:
-        rows = json.loads(next(texts, "{}"))
-    except ValueError:
-        return {}
-    if not isinstance(rows, dict):
-        return {}
-    # True is an int of Python as well, but no number of JSON.
-    return {
-        name: number
-        for name, number in rows.items()
-        if type(number) is int and 0 < abs(number) <= _LARGEST
-    }
-
-
-def store_exponents(model: ModelProto, exponents: Mapping[str, int]) -> None:
-    """Add exponents to those that the model has, and write them to its metadata."""
-    total = stored_exponents(model)
-    for name, exponent in exponents.items():
-        total[name] = total.get(name, 0) + exponent
-    nonzero = {name: exponent for name, exponent in sorted(total.items()) if exponent}
-    entries = (entry for entry in model.metadata_props if entry.key == EXPONENTS)
-    entry = next(entries, None) or model.metadata_props.add(key=EXPONENTS)
-    entry.value = json.dumps(nonzero, ensure_ascii=False)
 
 
 @record
@@ -477,6 +466,53 @@ def tensor_stats(tensor: TensorProto, base_dir: Path | None) -> ConstantStats:
             if stats is not None:
                 return stats
     return constant_stats(read_array(tensor, base_dir))
+
+
+def stats_of_all(
+    tensors: Sequence[TensorProto], base_dir: Path | None
+) -> Iterator[ConstantStats]:
+    """Yield the statistics of float tensors, as :func:`tensor_stats` does; of small ones, many are measured at once.
+
+    Raises:
+        As :func:`read_array`.
+    """
+    joined = list[NDArray[np.float32]]()
+    room = _BLOCK
+    for tensor in tensors:
+        numbers = _raw(tensor)
+        is_small = numbers is not None and numbers.size <= _FEW
+        if not is_small or room < 0:
+            yield from _joined_stats(joined)
+            joined = []
+            room = _BLOCK
+        if numbers is not None and is_small:
+            joined.append(numbers)
+            room -= numbers.size
+        elif numbers is not None:
+            yield _block_stats(numbers)
+        else:
+            yield tensor_stats(tensor, base_dir)
+    yield from _joined_stats(joined)
+
+
+def _joined_stats(arrays: Sequence[NDArray[np.float32]]) -> Iterator[ConstantStats]:
+    """Yield the statistics of small arrays, none of which is empty."""
+    if not arrays:
+        return
+    flat = np.concatenate(arrays)
+    ends = accumulate(array.size for array in arrays)
+    starts = [0, *ends][:-1]
+    tops = np.maximum.reduceat(flat, starts)
+    bottoms = np.minimum.reduceat(flat, starts)
+    extremes = np.where(tops >= -bottoms, tops, bottoms)
+    are_plain = np.abs(extremes) < SENTINEL  # false for NaN
+    columns = (column.tolist() for column in (tops, bottoms, extremes, are_plain))
+    for array, top, bottom, extreme, is_plain in zip(arrays, *columns, strict=True):
+        if is_plain:
+            uniform = top if top == bottom else None
+            yield ConstantStats(abs(extreme), uniform, extreme)
+        else:
+            yield _block_stats(array)
 
 
 def constant_stats(array: NDArray[Any]) -> ConstantStats:

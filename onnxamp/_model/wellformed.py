@@ -8,7 +8,7 @@ need a repair were repaired by :mod:`onnxamp._model.repair` before.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import onnx
 from onnx import (
@@ -32,6 +32,7 @@ from onnxamp._model.wellformed_tensors import (
     check_sparse,
     check_tensor,
     check_type,
+    plain_form,
     utf8,
 )
 
@@ -63,15 +64,19 @@ _HELD: Final = frozenset({"t", "g", "sparse_tensor", "tp"})
 _VALUES: Final = frozenset(_FIELDS.values())
 
 
-def check_wellformed(model: ModelProto) -> bool:
+ReadNode: TypeAlias = tuple[NodeProto, Sequence[str], Sequence[str]]
+"""A node, and the names that it reads and writes, which take time to read."""
+
+
+def check_wellformed(model: ModelProto) -> Sequence[ReadNode] | None:
     """Refuse a malformed model.
 
     No external data are read, and sizes that the model claims are never allocated. Complexity: linear in nodes,
     attributes and names.
 
     Returns:
-        Whether the model certainly needs no repair (:mod:`onnxamp._model.repair`): it has no bodies, and every name of
-        its graph is defined once, and before it is read.
+        The nodes of the graph if the model certainly needs no repair (:mod:`onnxamp._model.repair`): it has no bodies,
+        and every name is defined once, and before it is read. None for other models.
 
     Raises:
         ModelError: the message says what is wrong where. OpsetError: the installed onnx does not know an opset.
@@ -100,7 +105,7 @@ def check_wellformed(model: ModelProto) -> bool:
             in_function=True,
         )
         checker.function(function)
-    return main.is_tidy
+    return main.read if main.is_tidy else None
 
 
 def is_wellformed(body: GraphProto, model: ModelProto) -> bool:
@@ -157,8 +162,11 @@ class _Checker:
     in_function: bool = False
     passed: set[tuple[Any, ...]] = field(default_factory=set)
     """Nodes that passed, without their names: a large model repeats few."""
+    sound: set[tuple[int, ...] | None] = field(default_factory=set)
+    """Forms of weights that passed: a large model repeats few."""
+    read: list[ReadNode] = field(default_factory=list)
     is_tidy: bool = True
-    """The result of :func:`check_wellformed`."""
+    """Whether ``read`` is the result of :func:`check_wellformed`."""
 
     def graphs(
         self, graph: GraphProto, depth: int = 0, *, opaque: bool = False
@@ -175,7 +183,10 @@ class _Checker:
             # Slices, because protobuf's own iterators are slow.
             tensors = graph.initializer[:]
             for tensor in tensors:
-                check_tensor(tensor)
+                form = plain_form(tensor)
+                if form is None or form not in self.sound:
+                    check_tensor(tensor)
+                    self.sound.add(form)
             for sparse in graph.sparse_initializer:
                 check_sparse(sparse)
             for entry in (*graph.input, *graph.output, *graph.value_info):
@@ -192,6 +203,7 @@ class _Checker:
                 is_ordered = is_ordered and readable.issuperset(inputs)
                 readable.update(outputs)
                 count += len(outputs)
+                self.read.append((node, inputs, outputs))
                 found = self.node(node, inputs, outputs, opaque=opaque)
                 if found:
                     stack += [(body, depth + 1, within) for body, within in found]

@@ -14,6 +14,28 @@ _MOST_BYTES: Final = 2**63
 """Bytes that no array can address, not even an empty one with other sizes that large."""
 
 
+_PLAIN: Final = [
+    TensorProto.DESCRIPTOR.fields_by_name[name]
+    for name in ("dims", "data_type", "name", "raw_data")
+]
+"""The fields of nearly all weights."""
+_FEW: Final = 1 << 16
+"""Elements beyond which there are few weights of each form, and a second look at the data takes time."""
+
+
+def plain_form(tensor: TensorProto) -> tuple[int, ...] | None:
+    """Return all that :func:`check_tensor` asks of a tensor with a name, a shape and raw data; None for others."""
+    if prod(tensor.dims[:]) > _FEW:
+        return None
+    listed = tensor.ListFields()
+    # A scalar has no dimensions.
+    if [field for field, _ in listed] not in (_PLAIN, _PLAIN[1:]):
+        return None
+    *dims, elem, name, data = (held for _, held in listed)
+    shape = dims[0][:] if dims else ()
+    return (elem, len(data), *shape) if type(name) is str else None
+
+
 def check_tensor(tensor: TensorProto, where: str = "") -> None:
     """Refuse a tensor whose data do not match its type and shape. External data are not looked at.
 

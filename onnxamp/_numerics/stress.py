@@ -20,9 +20,9 @@ from onnxamp._facts.providers import ANY
 from onnxamp._gradients.writer import MIN_OPSET
 from onnxamp._graph.bounds.bounds import Bounds, find_bounds
 from onnxamp._graph.graph import graph_of
+from onnxamp._model.exponents import stored_exponents
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
-from onnxamp._model.weights import stored_exponents
 from onnxamp._numerics.climb import Climb, Seen, Watched
 from onnxamp._numerics.effort import Effort, counted_work
 from onnxamp._numerics.flattened import (

@@ -129,7 +129,7 @@ def copy_to_edit(view: View, edits: Edits) -> ModelProto:
     for tensor in model.graph.initializer[:]:
         name = tensor.name
         if names[name] in edits.weights:
-            copy.graph.initializer.add(name=name)
+            copy.graph.initializer.add().name = name
         else:
             copy.graph.initializer.append(tensor)
     return copy

@@ -19,6 +19,7 @@ from onnxamp._facts.providers import folded_first
 from onnxamp._facts.signature import lookup
 from onnxamp._facts.tables import device_of
 from onnxamp._facts.targets import release, target_of, version_meant
+from onnxamp._graph.changed import Change
 from onnxamp._graph.editor import WEIGHTS_ALONE, GraphEditor, NewNames
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.match import form_table
@@ -32,8 +33,8 @@ from onnxamp._rewrite.fold_search import Fold, find_folds
 from onnxamp._rewrite.upgrade import upgraded
 
 
-def apply_folds(view: View, folds: Sequence[Fold], model: ModelProto) -> None:
-    """Apply the folds to ``model``, a copy of the view's model. The view is stale afterwards.
+def apply_folds(view: View, folds: Sequence[Fold], model: ModelProto) -> Change:
+    """Apply the folds to ``model``, a copy of the view's model, and return what became of it.
 
     Complexity: linear in nodes and in the size of the folds.
     """
@@ -50,6 +51,7 @@ def apply_folds(view: View, folds: Sequence[Fold], model: ModelProto) -> None:
         place = _place(fold)
         editor.insert(view.nodes[place].scope, place, *_new_nodes(view, fold, editor))
     editor.finish()
+    return editor.change()
 
 
 def _place(fold: Fold) -> int:
@@ -78,15 +80,16 @@ def _going(view: View, folds: Sequence[Fold]) -> tuple[set[int], set[int]]:
         pending += view.nodes[node].reads
     while pending:
         value = pending.pop()
+        # Most values are those of the folds themselves.
+        if view.values[value].producer in nodes:
+            continue
         lost[value] += 1
         if not is_unread(value):
             continue
         producer = view.producer(value)
-        if (
-            producer is not None
-            and producer.index not in nodes
-            and not producer.bodies
-        ):
+        if producer is not None:
+            if producer.bodies:
+                continue
             if all(made == ABSENT or is_unread(made) for made in producer.outputs):
                 nodes.add(producer.index)
                 pending += producer.reads
@@ -222,11 +225,10 @@ def apply(
     result = draft if graph is draft.graph else Draft.of(graph)
     if ready:
         model = copied(graph.model)
-        apply_folds(graph, ready, model)
-        # What is left has the shapes that it had, if onnx infers those of the new ops.
+        change = apply_folds(graph, ready, model)
+        # What is left has the types and shapes that it had, if onnx infers those of the new ops.
         is_inferred = all(onnx.defs.has(fold.op, reached, "") for fold in ready)
-        sized_as = graph if is_inferred else None
-        build = partial(Graph.of, model, graph.folder, sized_as)
+        build = partial(graph.changed, model, change) if is_inferred else None
         result = Draft(model, graph.folder, build)
         notes.append(f"Folded {told(ready)}.")
     requested = options.folds and result is not draft

@@ -17,9 +17,10 @@ from onnxamp._facts.ops import attribute
 from onnxamp._graph.editor import GraphEditor, set_attribute
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
+from onnxamp._model.exponents import store_exponents
 from onnxamp._model.protos import copied, copy_fields
 from onnxamp._model.sources import scaled_tensor
-from onnxamp._model.weights import blocks_of, read_array, store_exponents, times_power
+from onnxamp._model.weights import blocks_of, read_array, times_power
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level, Rescaling
 from onnxamp._rewrite import Draft, PassResult

@@ -15,7 +15,7 @@ from onnxamp._base.errors import InternalError, ModelError
 from onnxamp._facts.dtypes import retyped
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.types import declared_type
+from onnxamp._graph.types import Types, declared_type
 from onnxamp._graph.view import ABSENT, Node, Origin, body_sources
 from onnxamp._options.options import Options
 from onnxamp._rewrite.apply import Edits
@@ -188,27 +188,44 @@ def type_conflicts(graph: Graph) -> Iterator[Conflict]:
     linear in nodes.
     """
     facts = op_facts()
-    passed = set[tuple[object, ...]]()
-    varying = facts.dtype_attribute.keys() | facts.output_parameter.keys()
-    types = graph.types
     opaque = {scope.index for scope in graph.scopes if scope.opaque}
-    for node in graph.nodes:
-        if node.signature is None or node.scope in opaque:
+    nodes: Sequence[Node] = graph.nodes
+    # Large models repeat few forms, and hardly any has a fault.
+    faults = _NodeFaults(graph.types)
+    if not opaque and not any(map(faults.of, graph.inferred.examples)):
+        nodes = graph.nodes_of(facts.control_flow)
+    for node in nodes:
+        if node.scope in opaque or node.signature is None:
             continue
-        inputs = (*map(types.__getitem__, node.inputs),)
-        outputs = (*map(types.__getitem__, node.outputs),)
-        form = node.signature, inputs, outputs
-        if form not in passed:
-            text = node_fault(node, inputs, outputs)
-            if text:
-                yield Conflict(
-                    f"node {node.label!r} ({node.key})", text, node=node.index
-                )
-            elif node.key not in varying:
-                passed.add(form)
+        if text := faults.of(node):
+            yield Conflict(f"node {node.label!r} ({node.key})", text, node=node.index)
         if node.key in facts.control_flow:
             yield from _bodies(graph, node)
     yield from _outputs(graph, 0, "")
+
+
+class _NodeFaults:
+    """Finds how the types of nodes contradict their schemas, or onnx's inference."""
+
+    def __init__(self, types: Types) -> None:
+        facts = op_facts()
+        self.types = types
+        self.varying = facts.dtype_attribute.keys() | facts.output_parameter.keys()
+        self.passed = set[tuple[object, ...]]()
+
+    def of(self, node: Node) -> str:
+        """Return the fault of a node in words; "" if there is none."""
+        if node.signature is None:
+            return ""
+        inputs = (*map(self.types.__getitem__, node.inputs),)
+        outputs = (*map(self.types.__getitem__, node.outputs),)
+        form = node.signature, inputs, outputs
+        if form in self.passed:
+            return ""
+        text = node_fault(node, inputs, outputs)
+        if not text and node.key not in self.varying:
+            self.passed.add(form)
+        return text
 
 
 def _bodies(graph: Graph, node: Node) -> Iterator[Conflict]:

@@ -35,6 +35,7 @@ from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.types import lowest_precision
 from onnxamp._graph.view import ABSENT, Node, View, inline_functions, wire
 from onnxamp._model import weights
+from onnxamp._model.exponents import stored_exponents
 from onnxamp._model.model import Asked
 from onnxamp._model.protos import (
     all_nodes,
@@ -44,7 +45,7 @@ from onnxamp._model.protos import (
     stored_bytes,
     tensors_of,
 )
-from onnxamp._model.weights import embed, read_array, stored_exponents
+from onnxamp._model.weights import embed, read_array
 from onnxamp._runtime.accumulate import EXACT
 from onnxamp._runtime.choices import Branch, Condition
 from onnxamp._runtime.emulate import emulate_graph

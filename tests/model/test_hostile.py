@@ -399,6 +399,15 @@ def test_lies(lie: str) -> None:
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("lie", [lie for lie in LIES if "'w'" in LIES[lie][1]])
+def test_a_lie_about_a_weight_beside_a_sound_one_of_its_form(lie: str) -> None:
+    change, said = LIES[lie]
+    model = changed(change)
+    model.graph.initializer.insert(0, helper.make_tensor("v", TensorProto.FLOAT, [4], bytes(16), raw=True))
+    with pytest.raises(ModelError, match=said):
+        convert_model(model)
+
+
 STRUCTURE = {"unknown input", "name twice", "cycle", "no such output"}
 """Found when names are resolved, not when the model is opened."""
 

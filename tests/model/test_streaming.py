@@ -295,16 +295,22 @@ def test_counts_and_bits(low: Any) -> None:
     )
 
 
-def test_arrays_come_out_together_as_they_do_alone() -> None:
+@pytest.mark.parametrize("share", [0, 0.001, 0.9], ids="{} of the elements become zero".format)
+def test_arrays_come_out_together_as_they_do_alone(share: float) -> None:
     low, generator = FORMATS["float16"], np.random.default_rng(0)
     sizes = [3, 0, 1, 5, 9000, 1, 8192, 8193, *[7] * 70]
     arrays = [
         (generator.standard_normal(size, np.float32) * np.float32(1e5), float(n + 1)) for n, size in enumerate(sizes)
     ]
+    for array, _ in arrays:
+        array[generator.random(array.size) < share] *= np.float32(1e-30)
     arrays[5][0][0], arrays[6][0][7] = np.nan, np.inf
     together = list(convert(arrays, low))
     assert together == [next(convert([array], low)) for array in arrays]
-    assert len({raw for raw, counts in together if counts.overflowed}) > 70, "each saturates to a number of its own"
+    flushed = sum(counts.flushed for _, counts in together)
+    assert abs(flushed / sum(sizes) - share) < 0.02
+    if share < 0.5:
+        assert len({raw for raw, counts in together if counts.overflowed}) > 70, "each saturates to a number of its own"
 
 
 def lossy(folder: Path, size: int = 64) -> Path:

@@ -18,7 +18,7 @@ from onnxamp._decide.exponent_rows import rows_of
 from onnxamp._decide.exponents import solve
 from onnxamp._decide.relations import Window
 from onnxamp._graph.graph import Graph
-from onnxamp._model.weights import EXPONENTS, store_exponents, stored_exponents
+from onnxamp._model.exponents import EXPONENTS, store_exponents, stored_exponents
 from onnxamp._options.options import Options
 from onnxamp._options.values import Rescaling
 from onnxamp._rewrite import rescale

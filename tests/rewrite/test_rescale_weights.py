@@ -6,14 +6,14 @@ import numpy as np
 import onnx
 import pytest
 from graphs.case import add_weights, parse
-from onnx import ModelProto, TensorProto, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 from stored import normal
 
 import onnxamp
 from onnxamp._convert.convert import convert
 from onnxamp._model.model import Model
 from onnxamp._model.sources import data_location, scaled_tensor
-from onnxamp._model.weights import SENTINEL, constant_stats, embed, read_array, tensor_stats, times_power
+from onnxamp._model.weights import SENTINEL, constant_stats, embed, read_array, stats_of_all, tensor_stats, times_power
 
 LAYERS, WIDTH = 6, 64
 X = {"X": np.random.default_rng(1).standard_normal((5, WIDTH)).astype(np.float32)}
@@ -103,6 +103,17 @@ def test_powers_multiply_as_ldexp_does(exponent: int) -> None:
     into = ODD.copy()
     assert times_power(into, exponent, into) is into
     assert into.tobytes() == expected.tobytes()
+
+
+def test_statistics_of_many_tensors_are_those_of_each() -> None:
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(size).astype(np.float32) for size in (0, 1, 5, 8192, 8193, *[3000] * 100)]
+    arrays += [np.full(4, number, np.float32) for number in (0, -2, 1e-5, SENTINEL, -3e38, np.inf, np.nan)]
+    arrays += [rng.choice(ODD, 30) for _ in range(30)]
+    tensors = [numpy_helper.from_array(array) for array in arrays]
+    tensors += [helper.make_tensor("t", TensorProto.FLOAT, [3], [1, -7, 2]), numpy_helper.from_array(np.float32(0.5))]
+    found = [*stats_of_all(tensors, None)]
+    assert [*map(repr, found)] == [repr(tensor_stats(tensor, None)) for tensor in tensors]
 
 
 @pytest.mark.parametrize("seed", range(24))

@@ -22,7 +22,7 @@ from onnxamp._graph.distances import cosine_nodes, expanded_distances
 from onnxamp._graph.exact_walks import makers_through_exact
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.moments import DIFFERENCES, moment_difference
-from onnxamp._graph.raw_inputs import RawInputs, raw_inputs, raw_makers
+from onnxamp._graph.raw_inputs import RawInputs, raw_inputs, raw_makers, raw_readers
 from onnxamp._graph.view import ABSENT, Node
 
 
@@ -32,11 +32,11 @@ def cancellations(graph: Graph, low: Format) -> Iterator[Hazard]:
     Complexity: linear.
     """
     raw = graph.ask(raw_inputs)
+    raw_nodes = graph.ask(raw_readers)
     centered = _Centered(graph, raw)
     scales = _AffineInputs(graph, low, raw)
     for node in graph.computing:
-        # Hardly any node reads raw values.
-        if raw.is_read_by(node):
+        if node.index in raw_nodes:
             if (
                 centered.is_centered_by(node)
                 or raw.is_comparison(node)
@@ -272,7 +272,12 @@ def _near_one(graph: Graph) -> Iterator[Hazard]:
     for node in graph.nodes_of(facts.steep):
         yield from _leading(graph, node, facts.additive)
         yield from _cosine_distance(graph, node)
+    # Hardly any node reads a 1.
+    floats = graph.constants.floats().items()
+    ones = {value for value, stats in floats if stats and stats.uniform in _ONES}
     for node in graph.nodes_of(facts.additive):
+        if ones.isdisjoint(node.inputs):
+            continue
         if _is_beside_one(graph, node, subtracts=True):
             yield from _leading(graph, node, facts.exponentials)
         if _is_beside_one(graph, node):
@@ -331,6 +336,7 @@ def _has_both_signs(graph: Graph, node: Node) -> bool:
     return bool(((weights > 0).any(axis) & (weights < 0).any(axis)).any())
 
 
+_ONES: Final = (1.0, -1.0)
 _REACH: Final = 16
 """Nodes between a number near 1 and what needs its digits: bounds, movement."""
 

@@ -30,7 +30,7 @@ from onnxamp._graph.distances import cosine_nodes
 from onnxamp._graph.exact_walks import readers_through_exact
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.index_paths import INTEGERS
-from onnxamp._graph.raw_inputs import RawInputs, raw_inputs, raw_makers
+from onnxamp._graph.raw_inputs import RawInputs, raw_inputs, raw_makers, raw_readers
 from onnxamp._graph.view import ABSENT, Node, passed_values
 
 
@@ -42,11 +42,12 @@ def input_magnitudes(graph: Graph, low: Format) -> Iterator[Hazard]:
     if not low.is_narrow:
         return
     raw = graph.ask(raw_inputs)
+    raw_nodes = graph.ask(raw_readers)
     yield from _cosines(graph, raw, low)
     yield from _squared_sines(graph, low)
     seen = set[int]()
     for node in graph.computing:
-        if not raw.is_read_by(node):
+        if node.index not in raw_nodes:
             continue
         factor = _factor(graph, raw, node)
         claims = in_range(graph, node, low)
@@ -163,13 +164,16 @@ def _is_residual(graph: Graph, raw: RawInputs, node: Node) -> bool:
 def _integers_multiplied(graph: Graph, raw: RawInputs, node: Node) -> str:
     """Return the type of integers of an input that a node multiplies as they are; "" for other nodes.
 
-    Weights that multiply them add up whatever their type holds, such as samples of 16 bits; those of 64 bits are mostly
-    flags and kinds. Times single computed values, only larger types than 16 bits leave the range. Masks and lengths are
-    integers as well, which their names tell.
+    Weights that multiply them add up whatever their type holds, such as samples of 16 bits, or incomes and years of 64.
+    Times single computed values, only larger types than 16 bits leave the range. Masks and lengths are integers as
+    well, which their names tell.
     """
     if node.key in op_facts().products and graph.constants.is_constant(node.input(1)):
         kind = _integer_type(graph, raw, node.input(0))
-        return "" if "64" in kind else kind
+        sizes = graph.shapes[node.input(0)] or ()
+        # Positions and time steps, one in each row, are a hazard of their own.
+        is_single = sizes[-1:] == (1,)
+        return "" if "64" in kind and is_single else kind
     if node.key == "Mul" and not any(map(graph.constants.is_constant, node.reads)):
         given = [value for value in node.reads if raw.are_plain([value])]
         kind = _integer_type(graph, raw, given[0]) if len(given) == 1 else ""
