@@ -138,8 +138,10 @@ def divided_products(graph: Graph, low: Format) -> Iterator[Hazard]:
     if not low.is_narrow:
         return
     for node in graph.nodes_of({"Div"}):
-        dividend, divisor = (_back_to_product(graph, value) for value in node.inputs)
-        if not dividend or not divisor or dividend[-1] is not divisor[-1]:
+        # Most divisors are constants or lengths.
+        divisor = _back_to_product(graph, node.inputs[1])
+        dividend = _back_to_product(graph, node.inputs[0]) if divisor else []
+        if not dividend or dividend[-1] is not divisor[-1]:
             continue
         parts = (*dividend, *divisor)
         # A part that is computed from the other one is no part.
