@@ -137,6 +137,7 @@ class OpFacts:
     running_sums: frozenset[str]
     saturating: frozenset[str]
     selections: frozenset[str]
+    steep: frozenset[str]
     thresholds: frozenset[str]
     undefined: frozenset[str]
     uninferable: frozenset[str]

@@ -368,7 +368,7 @@ def _why_nothing(conversion: Conversion) -> str:
     if not reasons:
         return "Only constants are float32."
     ((reason, _),) = reasons.most_common(1)
-    general = f"Most nodes stay in float32 for this reason: {title_of(reason)}."
+    general = f"Most nodes stay in float32, each for this reason: {title_of(reason)}."
     return _NOTHING.get(reason, general)
 
 

@@ -121,6 +121,7 @@ NEAR_ONE = {
     "log1p, the other way": "k = Mul (h, little) r = Relu (k) a = Add (one, r) i = Identity (a) y = Log (i)",
     "log1p of a negative": "k = Mul (h, little) r = Relu (k) a = Sub (one, r) y = Log (a)",
     "expm1": "k = Mul (h, little) f = Exp (k) y = Sub (f, one)",
+    "hyperbolic": "k = Mul (h, little) r = Relu (k) a = Add (r, one) m = Max (a, one) y = Acosh (m)",
     "opacity": "k = Mul (h, little) r = Relu (k) m = Neg (r) f = Exp (m) y = Sub (one, f)",
 }
 

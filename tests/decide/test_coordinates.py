@@ -68,6 +68,7 @@ COORDINATES = {
     "ArgMax": "i = ArgMax <axis = 3> (f) c = Cast <to = 1> (i) p = Add (f, c) y = Sin (p)",
     "TopK": "v, i = TopK <axis = 3> (f, three) c = Cast <to = 1> (i) s = Sigmoid (v) y = Add (s, c)",
     "Shape": "y = Sub (width, f)",
+    "distance": f"{COLUMNS} o = Add (column, half) d = Sub (o, column) p = Add (f, d) y = Sigmoid (p)",
     "float Range": "c = Range (first, width, next) p = Add (f, c) y = Sin (p)",
     "branch": f"""{COLUMNS} p = If (yes) <then_branch = t () => (float[1,1,4,W] u) {{ u = Add (f, column) }},
         else_branch = e () => (float[1,1,4,W] v) {{ v = Identity (f) }}> y = Sin (p)""",

@@ -22,6 +22,12 @@ LARGE = {
         y = MatMul (s, w) }""", 2e6),
     "squared": (f"{ROWS} {{ q = Mul (x, x) y = MatMul (q, tiny) }}", 2000),
     "cubed": (f"{ROWS} {{ q = Pow (x, three) h = Div (q, two) y = MatMul (h, tiny) }}", 300),
+    "exponential": (f"{ROWS} {{ e = Exp (x) y = MatMul (e, tiny) }}", 12),
+    "products of columns": (f"""{ROWS} {{ i, j = Split <axis = 1> (x) p = Mul (i, j) k = Concat <axis = 1> (p, i)
+        y = MatMul (k, tiny) }}""", 2000),
+    "stored moments": (f"""{ROWS} {{ h = MatMul (x, positive)
+        n = BatchNormalization (h, scales, shifts, means, variances) y = MatMul (n, w) }}""", 20000),
+    "power of three": (f"{ROWS} {{ h = Div (x, two) e = Pow (three, h) r = Relu (e) y = MatMul (r, tiny) }}", 20),
     "squared after Casts": (f"""{ROWS} {{ h = Cast <to = 10> (x) k = Relu (h) f = Cast <to = 1> (k)
         g = Cast <to = 1> (k) q = Mul (f, g) y = MatMul (q, tiny) }}""", 2000),
     "magnitude": (f"""{ROWS} {{ i = Neg (x) q = Mul (x, x) r = Pow (i, two) p = Add (q, r) m = MatMul (p, positive)
@@ -65,6 +71,10 @@ def model_of(text: str) -> ModelProto:
         "tiny": w * np.float32(1e-6),
         "positive": np.abs(w),
         "b": -4000 * w.sum(0),
+        "scales": np.ones(64, np.float32),
+        "shifts": np.zeros(64, np.float32),
+        "means": 30000 * np.abs(w).sum(0),
+        "variances": np.full(64, 3e8, np.float32),
         "centers": centers,
         "squares": (centers.astype(np.float64) ** 2).sum(0, keepdims=True).astype(np.float32),
     }
@@ -109,6 +119,8 @@ NEAR = {
         y = Sub (one, c)""",
     "divided": """k = ReduceL2 <axes = [1]> (p) l = Max (k, least) n = Div (p, l) o = LpNormalization (q) m = Mul (o, n)
         s = ReduceSum (m, axis) c = Neg (s) y = Add (c, one)""",
+    "an angle": """n = LpNormalization (p) o = LpNormalization (q) m = Mul (n, o) c = ReduceSum (m, axis)
+        d = Min (c, one) y = Acos (d)""",
     "divided at last": """k = ReduceL2 <axes = [1]> (p) l = ReduceL2 <axes = [1]> (q) e = Mul (k, l) f = Max (e, least)
         m = Mul (p, q) s = ReduceSum (m, axis) c = Div (s, f) g = Min (c, one) y = Sub (one, g)""",
 }  # fmt: skip
@@ -119,16 +131,22 @@ def test_distances_of_near_duplicates_survive(name: str) -> None:
     head = "(float[4,64] x, float[4,64] z) => (float[4,1] y) { p = MatMul (x, w) q = MatMul (z, w)"
     model = model_of(f"{head} {NEAR[name]} }}")
     draws = np.random.default_rng(1).standard_normal((2, 4, 64))
-    feeds = {"x": draws[0].astype(np.float32), "z": (draws[0] + 0.1 * draws[1]).astype(np.float32)}
+    feeds = {"x": draws[0].astype(np.float32), "z": (draws[0] + 0.05 * draws[1]).astype(np.float32)}
     for level in ("O2", "O3"):
         result = onnxamp.convert_model(model, level)
         assert onnxamp.diff_models(model, result, samples=[feeds]).outputs[0].rel_l2 < 0.03
 
 
 FREE = {
+    "colors from their mean": f"{ROWS} {{ d = Sub (x, hundred) y = MatMul (d, w) }}",
     "colors": f"{ROWS} {{ s = Div (x, hundred) y = MatMul (s, w) }}",
     "an ordinary bias": f"{ROWS} {{ h = Gemm (x, w, small) y = Relu (h) }}",
     "a square inside a network": f"{ROWS} {{ h = MatMul (x, w) t = Tanh (h) q = Mul (t, t) y = MatMul (q, w) }}",
+    "features times scales": """(float[4,64] x, float[1,64] z) => (float[4,64] y) { k = Mul (x, z)
+        y = MatMul (k, w) }""",
+    "features times gates": """(float[4,64] x, float[4,64] gates) => (float[4,64] y) { k = Mul (gates, x)
+        y = MatMul (k, w) }""",
+    "an exponential inside a network": f"{ROWS} {{ h = MatMul (x, w) t = Tanh (h) e = Exp (t) y = MatMul (e, w) }}",
     "a softsign": f"{ROWS} {{ p = Abs (x) k = Add (p, one) s = Div (x, k) y = MatMul (s, w) }}",
     "a root that divides": f"{ROWS} {{ k = Max (x, least) r = Sqrt (k) s = Div (x, r) y = MatMul (s, w) }}",
     "squares beside a product": f"""{ROWS} {{ h = MatMul (x, w) t = Tanh (h) k = MatMul (t, w) q = Mul (t, t)
@@ -141,6 +159,13 @@ def test_what_only_looks_like_it_is_no_hazard(name: str) -> None:
     model = add_weights(model_of(FREE[name]), {"small": np.full(64, 0.1, np.float32)} if "small" in FREE[name] else {})
     reasons = {hazard.reason for hazard in onnxamp.plan_model(model).hazards}
     assert reasons.isdisjoint({"cancellation", "input magnitude"})
+
+
+def test_the_sum_of_an_input_and_a_correction_is_a_result_of_any_size() -> None:
+    model = model_of(f"{ROWS} {{ h = MatMul (x, w) t = Tanh (h) k = MatMul (t, w) y = Add (x, k) }}")
+    low = {row.key.partition(":")[0]: row.low for row in onnxamp.plan_model(model, "O3").rows}
+    assert low["y"] is False
+    assert low["k"] is True
 
 
 def test_a_stated_range_is_no_magnitude() -> None:
@@ -163,6 +188,9 @@ FORMS = {
         p = ReduceL2 <axes = [1]> (x) q = ReduceL2 <axes = [0]> (z) e = Mul (p, q) y = Div (s, e)""", 1000.0, 1000.0),
     "what is left divides": ("""(float[4,64] x) => (float[4,64] y) { h = Sub (x, most) q = Div (one, h)
         y = MatMul (q, w)""", 2049.0, 1.0),
+    "kelvins from their mean": ("(float[4,64] x) => (float[4,64] y) { d = Sub (x, mean) y = MatMul (d, w)", 287.0, 2.0),
+    "the sine of a layer": ("(float[4,64] x) => (float[4,64] y) { h = Gemm (x, w, half) s = Sin (h) y = MatMul (s, w)",
+                            0.0, 4000.0),
     "opposite weights": ("(float[4,64] x) => (float[4,8] y) { h = MatMul (x, opposite) y = Log (h)", 5.0, 0.001),
     "opposite weights, bounded": ("""(float[4,64] x) => (float[4,8] y) { h = Gemm (x, opposite) r = Relu (h)
         y = Log (r)""", 5.0, 0.001),
@@ -179,7 +207,7 @@ def test_forms_that_need_the_digits_of_inputs(name: str, level: str) -> None:
     text, least, width = FORMS[name]
     opposite = np.zeros((64, 8), np.float32)
     opposite[:2] = [[1.0], [-0.999]]
-    numbers = "<float one = {1}, float half = {0.5}, float two = {2}, float most = {2047.6}>"
+    numbers = "<float one = {1}, float half = {0.5}, float two = {2}, float most = {2047.6}, float mean = {288}>"
     head, brace, body = text.partition("{")
     weights = {"opposite": opposite, "w": np.eye(64, dtype=np.float32)}
     used = {key: array for key, array in weights.items() if f" {key})" in body}

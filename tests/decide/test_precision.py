@@ -140,8 +140,8 @@ def test_views_save_no_traffic(moved, casts):
     """Casts of large float32 values pay for ops that move them in low precision, not for those that share memory."""
     text = f"""(float[8,64,64,64] A, float[8,64,64,64] B) => (float[8,128,64,64] Y, int64[4] S)
     <int64[4] shape = {{8, 128, 64, 64}}> {{
-        a = Exp (A)
-        b = Exp (B)
+        a = Softplus (A)
+        b = Softplus (B)
         c = Concat <axis = 1> (a, b)
         S = Shape (c)
         d = {moved}

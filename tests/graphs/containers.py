@@ -37,7 +37,7 @@ CASES: tuple[Case, ...] = (
         14,
         """(float[2,3] X) => (float[4,3] Y) {
             r = MatMul (X, w)
-            e = Exp (X)
+            e = Softplus (X)
             s = SequenceConstruct (r, e)
             c = ConcatFromSequence <axis = 0> (s)
             Y = MatMul (c, w)

@@ -116,7 +116,7 @@ CASES: tuple[Case, ...] = (
         "output_is_consumed_by_both_kinds",
         10,
         """(float[2,3] X) => (float[2,3] Z, float[2,3] Y, float[2,3] V) {
-            Z = Exp (X)
+            Z = Softplus (X)
             Y = MatMul (Z, w)
             V = Exp (Z)
         }""",

@@ -390,7 +390,7 @@ def test_weights_count_once_per_part():
 
 
 def test_what_emulation_is_asked_for():
-    low = convert_model(parse("(float[3] X) => (float[3] Y) { a = Exp (X) Y = Neg (a) }"), "O3")
+    low = convert_model(parse("(float[3] X) => (float[3] Y) { a = Sigmoid (X) Y = Neg (a) }"), "O3")
     flow = make_flow(low, emulated=True)
     assert flow.lowest == "float16"
     assert {flow.types[name] for name in flow.maker} <= {"tensor(float)", "tensor(float16)"}

@@ -155,7 +155,9 @@ class _AffineInputs:
                 return True
         scale, shift = np.abs(form)
         rounded = shift * self.low.epsilon > _ROUNDED
-        is_scaled = (scale != 1) | (shift > self.low.exact_integers)
+        # A mean is subtracted; what is added to an input makes its results large, as a mean that is given back.
+        is_mean = (shift > _COLORS) & (form[0] * form[1] < 0)
+        is_scaled = (scale != 1) | (shift > self.low.exact_integers) | is_mean
         # A difference that divides, or whose logarithm is taken, needs its digits however small it is.
         is_scaled |= any(
             port in op_facts().divisors.get(reader.key, ())
@@ -211,6 +213,8 @@ _LITTLE: Final = 4.0
 """Deviations of a stored mean up to which what is left of an input is off by a few of its own roundings at most."""
 _NEAR: Final = 1.0
 """Centers up to which inputs may be zeros and ones, fractions or colors, which are no larger than their deviations."""
+_COLORS: Final = 256.0
+"""Shifts up to which the input may be colors, as integers of 8 bits, which low precision holds as they are."""
 _DIGITS: Final = float(1 << 22)
 """Shifts from here on leave no digits even in float32: they make masks."""
 _MOST: Final = 1 << 16
@@ -257,12 +261,17 @@ _OFFSET: Final = 8.0
 def _near_one(graph: Graph) -> Iterator[Hazard]:
     """Yield sums 1 + x before a logarithm, and differences exp(x) - 1: if x is small, 1 + x holds none of its digits.
 
+    The angle of a cosine near 1 needs them as well, and so do distances in hyperbolic space, acosh(1 + x).
+
     Complexity: linear.
     """
     facts = op_facts()
     for node in graph.nodes_of(facts.logarithms):
         yield from _leading(graph, node, facts.additive)
         yield from _opposite(graph, node)
+    for node in graph.nodes_of(facts.steep):
+        yield from _leading(graph, node, facts.additive)
+        yield from _cosine_distance(graph, node)
     # Hardly any node reads a 1.
     floats = graph.constants.floats().items()
     ones = {value for value, stats in floats if stats and stats.uniform in _ONES}
@@ -276,7 +285,7 @@ def _near_one(graph: Graph) -> Iterator[Hazard]:
 
 
 def _cosine_distance(graph: Graph, end: Node) -> Iterator[Hazard]:
-    """Yield the nodes from the product of normalized vectors to the difference of 1 and the cosine, if one is there."""
+    """Yield the nodes from the product of normalized vectors to what needs the last digits of their cosine, if any."""
     values = (value for _, value in graph.float_inputs(end))
     makers = chain.from_iterable(makers_through_exact(graph, one) for one in values)
     path = list(islice(makers, _REACH))

@@ -1,13 +1,16 @@
 """Decomposed ops, whose inner values leave the range that inputs and results have."""
 
 from collections.abc import Iterator
+from math import sqrt
 from typing import Final
 
 from onnxamp._decide.kinds import Claim, Hazard, HazardKind, in_range
 from onnxamp._decide.patterns import GROWING, patterns_of
 from onnxamp._facts.dtypes import Format
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.match import Match
+from onnxamp._graph.view import Node
 
 _DIGITS: Final = 64
 """Smallest numbers of the type that make up a number whose rounding is off by less than a percent."""
@@ -38,6 +41,163 @@ def _claims(graph: Graph, match: Match, low: Format) -> tuple[Claim, ...]:
     return tuple(claims)
 
 
+def exponential_quotients(graph: Graph, low: Format) -> Iterator[Hazard]:
+    """Yield the nodes from an exponential to the quotient of numbers that grow with it, as in exp(x) / (1 + exp(x)).
+
+    Both are infinite from x = 11 on, and their quotient is NaN. So decomposed tanh, Mish and sigmoid may be.
+
+    Complexity: linear, because the walk from each exponential is limited.
+    """
+    if not low.is_narrow:
+        return
+    softmax = {match.core for match in patterns_of(graph, "softmax")}
+    for node in graph.nodes_of(op_facts().exponentials):
+        if node.index in softmax or _is_below_one(graph, node):
+            continue
+        # The square of the exponential, as in Mish, has to be in range as well.
+        claims = (Claim(node.outputs[0], most=sqrt(low.max_finite)),)
+        for index in sorted(_quotient(graph, node)):
+            why = (
+                f"leads from {node.label!r} to a quotient of numbers that grow with it"
+            )
+            yield Hazard(index, KIND, why, rare=True, unless=claims)
+
+
+def _is_below_one(graph: Graph, exponential: Node) -> bool:
+    """Return whether an exponential is of a difference from the largest number, as softmaxes subtract it."""
+    difference = graph.producer(graph.passed_on(exponential.inputs[0]), "Sub")
+    if difference is None:
+        return False
+    number, most = map(graph.passed_on, difference.inputs)
+    largest = graph.producer(most, "Max", "ReduceMax")
+    return largest is not None and number in map(graph.passed_on, largest.reads)
+
+
+def _quotient(graph: Graph, exponential: Node) -> set[int]:
+    """Return an exponential and the nodes from it to quotients of two numbers computed from it; none without any."""
+    facts = op_facts()
+    large = {exponential.outputs[0]}
+    inverse = set[int]()
+    found = set[int]()
+    stack = [exponential]
+    for _ in range(_REACH):
+        if not stack:
+            break
+        for reader, _ in graph.readers(stack.pop()):
+            if reader.index in graph.exact or reader.key in facts.odds_arithmetic:
+                stack += _spread(reader, large, inverse)
+            if _is_quotient(reader, large, inverse):
+                found |= _between(graph, reader, large | inverse)
+    return found
+
+
+_REACH: Final = 16
+"""Nodes whose readers are visited from an exponential: one in a Mish leads to its quotient through five."""
+
+
+def _spread(node: Node, large: set[int], inverse: set[int]) -> list[Node]:
+    """Note what a node computes from large numbers, or their inverses; return the node if that is new."""
+    divisors = [node.input(port) for port in op_facts().divisors.get(node.key, ())]
+    values = inverse if not large.isdisjoint(divisors) else large
+    if not divisors and not inverse.isdisjoint(node.inputs):
+        values = inverse
+    is_new = not values.issuperset(node.writes)
+    values.update(node.writes)
+    return [node] if is_new else []
+
+
+def _is_quotient(node: Node, large: set[int], inverse: set[int]) -> bool:
+    """Return whether a node divides a large number by another one, or multiplies one by the inverse of another."""
+    if node.key == "Div":
+        return large.issuperset(node.inputs)
+    is_product = node.key == "Mul"
+    return is_product and not (
+        large.isdisjoint(node.inputs) or inverse.isdisjoint(node.inputs)
+    )
+
+
+def _between(graph: Graph, end: Node, values: set[int]) -> set[int]:
+    """Return a node and the nodes before it that compute some values."""
+    found = {end.index}
+    stack = [end]
+    while stack:
+        for value in values.intersection(stack.pop().inputs):
+            maker = graph.producer(value)
+            if maker is not None and maker.index not in found:
+                found.add(maker.index)
+                stack.append(maker)
+    return found
+
+
+def divided_products(graph: Graph, low: Format) -> Iterator[Hazard]:
+    """Yield products whose one part divides the other, with the nodes between.
+
+    Cameras project points like this: pixels, times the distance of the point, are divided by the distance. And so does
+    linear attention whose values have a column of ones. The quotient is of ordinary size, whatever the product is.
+    """
+    if not low.is_narrow:
+        return
+    for node in graph.nodes_of({"Div"}):
+        # Most divisors are constants or lengths.
+        divisor = _back_to_product(graph, node.inputs[1])
+        dividend = _back_to_product(graph, node.inputs[0]) if divisor else []
+        if not dividend or dividend[-1] is not divisor[-1]:
+            continue
+        parts = (*dividend, *divisor)
+        # A part that is computed from the other one is no part.
+        if node.index in {one.index for one in parts} or len(dividend) == 1:
+            continue
+        why = f"makes numbers that {node.label!r} divides by each other"
+        for one in (*parts, *_sums_before(graph, dividend[-1]), node):
+            claims = in_range(graph, one, low)
+            yield Hazard(one.index, KIND, why, rare=True, unless=claims)
+
+
+def _back_to_product(graph: Graph, value: int) -> list[Node]:
+    """Return the nodes from a part of a matrix product back to the product, the last; none for other values."""
+    facts = op_facts()
+    found = list[Node]()
+    while len(found) < _REACH:
+        maker = graph.producer(value)
+        if maker is None:
+            break
+        found.append(maker)
+        if maker.key in _MATRIX_PRODUCTS:
+            return found
+        computed = _computed(graph, maker)
+        is_guard = maker.key in facts.additive
+        if len(computed) != 1 or not (is_guard or maker.index in graph.exact):
+            break
+        value = computed[0]
+    return []
+
+
+_MATRIX_PRODUCTS: Final = frozenset(("Einsum", "Gemm", "MatMul"))
+
+
+def _sums_before(graph: Graph, product: Node) -> list[Node]:
+    """Return the product of computed values that another such product reads, as the state of linear attention."""
+    if len(_computed(graph, product)) < 2:
+        return []
+    makers = map(graph.producer, map(graph.passed_on, product.inputs))
+    return [
+        maker
+        for maker in makers
+        if maker is not None
+        and maker.key in _MATRIX_PRODUCTS
+        and len(_computed(graph, maker)) == 2
+    ]
+
+
+def _computed(graph: Graph, node: Node) -> list[int]:
+    """Return the floats that a node reads and that are no constants."""
+    return [
+        value
+        for _, value in graph.float_inputs(node)
+        if not graph.constants.is_constant(value)
+    ]
+
+
 class _Decomposed(HazardKind):
     value = "decomposed pattern"
     title = "part of a decomposed op whose intermediate values exceed the range of low precision"
@@ -46,7 +206,9 @@ class _Decomposed(HazardKind):
     ends_by_folding = True
 
     def find(self, graph: Graph, low: Format, /) -> Iterator[Hazard]:
-        return decomposed_patterns(graph, low)
+        yield from decomposed_patterns(graph, low)
+        yield from exponential_quotients(graph, low)
+        yield from divided_products(graph, low)
 
 
 KIND: Final = _Decomposed()

@@ -24,7 +24,7 @@ from onnxamp._decide.kinds import (
     large_enough,
 )
 from onnxamp._decide.patterns import GROWING, patterns_of
-from onnxamp._facts.dtypes import Format
+from onnxamp._facts.dtypes import FLOAT_TENSORS, Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.distances import cosine_nodes
 from onnxamp._graph.exact_walks import readers_through_exact
@@ -57,6 +57,9 @@ def input_magnitudes(graph: Graph, low: Format) -> Iterator[Hazard]:
             why = f"leads from an input to {node.label!r}, which scales it down"
             for maker, value in raw_makers(graph, raw, node, seen):
                 yield Hazard(maker.index, KIND, why, True, value, claims)
+        elif _is_residual(graph, raw, node):
+            why = "adds an input of the model to a result, which has its magnitude"
+            yield Hazard(node.index, KIND, why, rare=True, unless=claims)
         elif _restores(graph, raw, node):
             why = "gives a result the magnitude of an input of the model, by its mean"
             yield Hazard(node.index, KIND, why, rare=True, unless=claims)
@@ -70,8 +73,7 @@ def input_magnitudes(graph: Graph, low: Format) -> Iterator[Hazard]:
             why = f"leads from integers to {node.label!r}, which multiplies them"
             for maker, value in raw_makers(graph, raw, node, seen):
                 yield Hazard(maker.index, KIND, why, True, value, claims)
-        elif _is_power(graph, raw, node):
-            why = "squares an input of the model, which leaves the range from 256 on"
+        elif why := _growth(graph, raw, node):
             yield Hazard(node.index, KIND, why, rare=True, unless=claims)
             yield from _after(graph, node, claims)
 
@@ -147,6 +149,18 @@ def _restores(graph: Graph, raw: RawInputs, node: Node) -> bool:
     return bool(means and others)
 
 
+def _is_residual(graph: Graph, raw: RawInputs, node: Node) -> bool:
+    """Return whether a result of the model is the sum of an input and something computed, as in forecasts."""
+    if node.key not in op_facts().additive or len(node.reads) != 2:
+        return False
+    plain = [value for value in node.reads if raw.are_plain([value])]
+    results = (_uncast(graph, value) for value in graph.scopes[0].outputs)
+    is_result = len(plain) == 1 and node.outputs[0] in results
+    other = [value for value in node.reads if value not in plain]
+    is_computed = bool(other) and not graph.constants.is_constant(other[0])
+    return is_result and is_computed
+
+
 def _integers_multiplied(graph: Graph, raw: RawInputs, node: Node) -> str:
     """Return the type of integers of an input that a node multiplies as they are; "" for other nodes.
 
@@ -194,9 +208,55 @@ _FLAGS: Final = re.compile("mask|len|valid|pad|segment|type|flag", re.IGNORECASE
 """Parts of the names of inputs whose integers are small: what counts, how many count, kinds."""
 
 
-def _is_power(graph: Graph, raw: RawInputs, node: Node) -> bool:
-    """Return whether a node squares a raw value, or raises it to a higher power."""
-    return node.input(0) in raw.channels and _squares(graph, node)
+def _growth(graph: Graph, raw: RawInputs, node: Node) -> str:
+    """Return how a node makes large numbers of raw ones, as a verb phrase; "" for other nodes."""
+    if node.input(0) in raw.channels and _squares(graph, node):
+        return "squares an input of the model, which leaves the range from 256 on"
+    is_power = node.key == "Pow" and graph.constants.is_constant(node.inputs[0])
+    is_exponential = node.key in op_facts().exponentials or is_power
+    if is_exponential and raw.are_plain(node.inputs[-1:]):
+        return "takes the exponential of an input of the model, which soon leaves the range"
+    if node.key == "Mul" and _are_columns(graph, raw, *node.inputs):
+        return "multiplies two inputs of the model, which leave the range from 256 on"
+    return ""
+
+
+def _are_columns(graph: Graph, raw: RawInputs, one: int, other: int) -> bool:
+    """Return whether two raw values are columns of a table or parts of a series, and neither is a share of the other.
+
+    Images are multiplied by masks and shares of other images, and features by scales, which mostly have another shape.
+    """
+    values = one, other
+    shapes = [graph.shapes[value] for value in values]
+    is_table = all(shape and len(shape) <= _SERIES for shape in shapes)
+    if not (is_table and all(raw.are_plain([value]) for value in values)):
+        return False
+    sources = [_origin(graph, raw, value) for value in values]
+    is_float = all(graph.types[source] in FLOAT_TENSORS for source in sources)
+    names = [graph.values[source].name for source in sources]
+    is_share = any(_FLAGS.search(name) or _SHARES.search(name) for name in names)
+    is_alike = shapes[0] == shapes[1] or sources[0] == sources[1]
+    return is_float and is_alike and not is_share
+
+
+_SHARES: Final = re.compile("scale|gain|gate|alpha|noise", re.IGNORECASE)
+"""Parts of the names of inputs that are factors of a few units."""
+
+
+def _origin(graph: Graph, raw: RawInputs, value: int) -> int:
+    """Return the input of the model that a raw value is computed from, or how far it was followed."""
+    for _ in range(_REACH):
+        maker = graph.producer(value)
+        read = () if maker is None else maker.inputs
+        known = [one for one in read if one in raw.channels or one in raw.wide]
+        if not known:
+            break
+        value = known[0]
+    return value
+
+
+_SERIES: Final = 3
+"""Axes of a batch of series: samples, steps and features."""
 
 
 def _squares(graph: Graph, node: Node) -> bool:

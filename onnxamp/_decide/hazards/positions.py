@@ -31,6 +31,7 @@ from onnxamp._graph.view import ABSENT, Node
 _EXACT = "leads to an op that needs exact positions"
 _RESULT = "leads to a result that holds coordinates"
 _SIZE = "leads to a division by a size"
+_DISTANCE = "leads to a distance between coordinates"
 
 
 def position_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
@@ -87,6 +88,10 @@ def _hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
         for node in graph.at(found.normalizing)
         if not large.isdisjoint(node.reads)
     ]
+    distances = [
+        node for node in graph.nodes_of({"Sub"}) if large.issuperset(node.inputs)
+    ]
+    yield from _leading_to(graph, found, distances, coordinates, _DISTANCE)
     inverses = {value for value, mark in found.marks.items() if mark & INVERSE}
     yield from _leading_to(graph, found, sizes, coordinates | inverses, _SIZE)
     results = [value for value in graph.scopes[0].outputs if value in large]

@@ -71,6 +71,30 @@ def tiny_factors(graph: Graph, low: Format) -> Iterator[Hazard]:
         yield Hazard(node.index, KIND, why, value=value, unless=claims)
 
 
+def large_moments(graph: Graph, low: Format) -> Iterator[Hazard]:
+    """Yield normalizations whose stored moments show that their input leaves the range, with the nodes that make it."""
+    facts = op_facts()
+    for node in graph.nodes_of(facts.moments):
+        mean, variance = (
+            graph.constants.numbers(node.input(port))
+            for port in facts.moments[node.key]
+        )
+        if mean is None or variance is None or mean.shape != variance.shape:
+            continue
+        deviation = np.sqrt(np.maximum(variance.astype(np.float64), 0.0))
+        reach = float((np.abs(mean) + _DEVIATIONS * deviation).max(initial=0.0))
+        if not low.max_finite < reach < SENTINEL:
+            continue
+        why = f"makes numbers that reach {reach:.6g}, as the stored moments of {node.label!r} show"
+        for maker in (*makers_through_exact(graph, node.input(0)), node):
+            claims = in_range(graph, maker, low)
+            yield Hazard(maker.index, KIND, why, rare=True, unless=claims)
+
+
+_DEVIATIONS: Final = 4.0
+"""Deviations from their mean within which nearly all numbers are."""
+
+
 def damaged_constants(graph: Graph, low: Format) -> Iterator[Hazard]:
     """Yield nodes that compute a constant from numbers that low precision cannot hold, or cannot tell apart."""
     for node in damaged(graph, low):
@@ -196,6 +220,7 @@ class _Ranges(HazardKind):
     def find(self, graph: Graph, low: Format, /) -> Iterator[Hazard]:
         yield from constant_ranges(graph, low)
         yield from tiny_factors(graph, low)
+        yield from large_moments(graph, low)
         yield from held_numbers(graph, low)
         yield from damaged_constants(graph, low)
 
