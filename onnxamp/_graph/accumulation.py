@@ -17,7 +17,15 @@ from onnxamp._graph.cycles import cycles
 from onnxamp._graph.determined import constant_trips
 from onnxamp._graph.fading import Fading, Fate, loop_scopes
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node, Origin, carried, transfers
+from onnxamp._graph.view import (
+    ABSENT,
+    Node,
+    Origin,
+    carried,
+    passages,
+    passed_from,
+    transfers,
+)
 
 _SYSTEMATIC: Final = 8
 """Iterations up to which the same term or factor may be rounded: 8 half steps, 0.4 % in float16, are half the limit."""
@@ -144,10 +152,8 @@ def _propagations(graph: Graph) -> Iterator[_Propagation]:
     scopes = loop_scopes(graph)
     fading = Fading(graph, _SYSTEMATIC)
     control_flow = op_facts().control_flow
-    for node in graph.nodes_of(control_flow):
-        for source, result in transfers(graph, node):
-            if ABSENT not in (source, result):
-                yield _Propagation(node.index, source, result)
+    for owner, source, result in passages(graph):
+        yield _Propagation(owner, source, result)
     for node in graph.nodes:
         if node.scope in scopes and node.key not in control_flow and node.writes:
             yield from _kept(graph, node, fading)
@@ -156,10 +162,10 @@ def _propagations(graph: Graph) -> Iterator[_Propagation]:
 def _kept(graph: Graph, node: Node, fading: Fading) -> Iterator[_Propagation]:
     """Yield each input whose error the results of a node have."""
     facts = op_facts()
-    passed = passed_ports(graph, node)
-    for port in passed:
+    passed = passed_inputs(graph, node)
+    for value in passed:
         for result in node.writes:
-            yield _Propagation(node.index, node.inputs[port], result)
+            yield _Propagation(node.index, value, result)
     sums = facts.adds.get(node.key, ())
     products = facts.multiplies.get(node.key, ())
     for port, value in enumerate(() if passed else node.inputs):
@@ -179,25 +185,15 @@ def _kept(graph: Graph, node: Node, fading: Fading) -> Iterator[_Propagation]:
         )
 
 
-def passed_ports(graph: Graph, node: Node) -> Sequence[int]:
-    """Return the inputs of which a node moves elements, selects some, or changes the type."""
+def passed_inputs(graph: Graph, node: Node) -> list[int]:
+    """Return the values of which a node moves elements, selects some, or changes the type."""
     facts = op_facts()
     if node.key in facts.moved_inputs:
-        ports = facts.moved_inputs[node.key]
-    elif node.index in graph.exact and node.key not in facts.views:
+        return node.inputs_at(facts.moved_inputs[node.key])
+    if node.index in graph.exact and node.key not in facts.views:
         kind = graph.types[node.outputs[0]]
-        return [
-            port
-            for port, value in enumerate(node.inputs)
-            if value != ABSENT and graph.types[value] == kind
-        ]
-    else:
-        ports = facts.carries.get(node.key, ())
-    return [
-        port
-        for port, value in enumerate(node.inputs)
-        if port in ports and value != ABSENT
-    ]
+        return [value for value in node.reads if graph.types[value] == kind]
+    return node.inputs_at(facts.carries.get(node.key, ()))
 
 
 def _all_flows(graph: Graph) -> Iterator[tuple[int, int]]:
@@ -294,17 +290,13 @@ def _is_corrected(state: _LoopState, reached: Mapping[int, int]) -> bool:
 
 def _add_factors(graph: Graph, found: _Accumulations) -> None:
     """Add the nodes that compute factors. In such products they are near 1, where low precision has few numbers."""
-    passes = dict[int, list[tuple[int, int]]]()
-    for node in graph.nodes_of(op_facts().control_flow):
-        for source, result in transfers(graph, node):
-            if ABSENT not in (source, result):
-                passes.setdefault(result, []).append((node.index, source))
+    passed = graph.ask(passed_from)
     stack = sorted(found.factors - found.values.keys())
     seen = set(stack)
     while stack:
         value = stack.pop()
         sources = list[int]()
-        for owner, source in passes.get(value, ()):
+        for owner, source in passed.get(value, ()):
             port = value if value in graph.nodes[owner].outputs else source
             found.ports.setdefault((owner, port), _FACTOR)
             sources.append(source)
@@ -315,7 +307,7 @@ def _add_factors(graph: Graph, found: _Accumulations) -> None:
             and maker.key not in op_facts().contractions
         ):
             found.ports.setdefault((maker.index, ABSENT), _FACTOR)
-            sources += [maker.inputs[port] for port in passed_ports(graph, maker)]
+            sources += passed_inputs(graph, maker)
         fresh = [source for source in sources if source not in seen]
         seen.update(fresh)
         stack += fresh

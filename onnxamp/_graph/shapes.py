@@ -301,6 +301,20 @@ def elements(shape: Shape | None) -> int:
     return prod([DEFAULT_DIMENSION if dim is None else dim for dim in shape])
 
 
+def width(shape: Shape | None) -> int | None:
+    """Return the size of the last axis; None if it is unknown, 1 for a scalar."""
+    if shape is None:
+        return None
+    return shape[-1] if shape else 1
+
+
+def height(shape: Shape | None) -> int | None:
+    """Return the size of the axis before the last one; None if it is unknown, 1 if there is none."""
+    if shape is None:
+        return None
+    return shape[-2] if len(shape) > 1 else 1
+
+
 def declared_dims(proto: TypeProto) -> Dims | None:
     """Return the declared dimensions of a tensor; None for an unknown rank and for other types."""
     if not proto.HasField("tensor_type") or not proto.tensor_type.HasField("shape"):

@@ -4,7 +4,14 @@ that control flow passes into bodies, out of them, and from one iteration of a l
 :func:`wire` finds which values of the main graph each of its nodes needs, also through bodies.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Collection,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -16,7 +23,7 @@ import onnx.inliner
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
 from onnxamp._base.errors import ModelError
-from onnxamp._facts.ops import attribute
+from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._facts.signature import Port, Signature, SignatureBook
 from onnxamp._graph.calls import bind_defaults, drop_shadowing
 from onnxamp._model.protos import (
@@ -111,6 +118,14 @@ class Node:
     def input(self, position: int) -> int:
         """Return the value index of an input; ABSENT if it is omitted."""
         return self.inputs[position] if position < len(self.inputs) else ABSENT
+
+    def inputs_at(self, positions: Container[int]) -> list[int]:
+        """Return the values of the inputs at these positions that are not omitted."""
+        return [
+            value
+            for position, value in enumerate(self.inputs)
+            if position in positions and value != ABSENT
+        ]
 
     def output(self, position: int) -> int:
         """Return the value index of an output; ABSENT if it is omitted, or the position is negative."""
@@ -362,6 +377,25 @@ def passed_values(view: View) -> dict[int, list[int]]:
         for source, result in transfers(view, view.nodes[node]):
             if ABSENT not in (source, result):
                 found.setdefault(source, []).append(result)
+    return found
+
+
+def passages(view: View) -> Iterator[tuple[int, int, int]]:
+    """Yield (node, source, result) for the values that control flow passes on, see :func:`transfers`."""
+    for node in view.nodes_of(op_facts().control_flow):
+        for source, result in transfers(view, node):
+            if ABSENT not in (source, result):
+                yield node.index, source, result
+
+
+def passed_from(view: View) -> dict[int, list[tuple[int, int]]]:
+    """Return value -> (node, source) of the values that control flow passes on as this one.
+
+    Complexity: linear in the inputs and outputs of bodies.
+    """
+    found: dict[int, list[tuple[int, int]]] = {}
+    for node, source, result in passages(view):
+        found.setdefault(result, []).append((node, source))
     return found
 
 

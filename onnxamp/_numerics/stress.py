@@ -18,7 +18,8 @@ from onnxamp._base.errors import GradientError, OnnxAmpError
 from onnxamp._facts.dtypes import FLOAT, Format, Range
 from onnxamp._facts.providers import ANY
 from onnxamp._gradients.writer import MIN_OPSET
-from onnxamp._graph.bounds.bounds import Bounds, find_bounds
+from onnxamp._graph.bounds.bounds import Bounds
+from onnxamp._graph.bounds.find import find_bounds
 from onnxamp._graph.graph import graph_of
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied

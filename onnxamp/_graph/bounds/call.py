@@ -13,7 +13,7 @@ from onnxamp._graph.bounds.rounding import Rounding
 from onnxamp._graph.bounds.weights import largest_stretch
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.match import declared_axes
-from onnxamp._graph.shapes import Shape
+from onnxamp._graph.shapes import Shape, width
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import record
 
@@ -80,10 +80,7 @@ class Call:
 
     def width(self, position: int = 0) -> int | None:
         """Return the size of an output's last axis; None if it is unknown, 1 for a scalar."""
-        shape = self.output_shape(position)
-        if shape is None:
-            return None
-        return shape[-1] if shape else 1
+        return width(self.output_shape(position))
 
     def integers(self, position: int) -> Sequence[int] | None:
         """Return the integers that a constant input holds; None if it is omitted or computed."""

@@ -1,6 +1,6 @@
 """Bounds of ops that move elements, choose among them, or mix them: no element leaves the range of the inputs."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from math import ceil, hypot, inf, sqrt
 from typing import Final
@@ -12,10 +12,9 @@ from onnxamp._graph.bounds.call import Call, Rules
 from onnxamp._graph.bounds.weights import sums_over
 
 
-def moved(call: Call, ports: Sequence[int]) -> Bound:
+def moved(call: Call, ports: Container[int]) -> Bound:
     """Return the bound of elements that are moved from some inputs. Vectors may be taken apart and put together."""
-    parts = [call[port] for port in ports if call.has(port)]
-    return hull([x.bare for x in parts])
+    return hull([call.bounds(value).bare for value in call.node.inputs_at(ports)])
 
 
 def _reshaped(call: Call) -> Bound:
