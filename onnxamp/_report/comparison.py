@@ -6,7 +6,7 @@ from typing import Final, Protocol
 
 from onnxamp._facts.dtypes import FORMATS
 from onnxamp._numerics.limits import TYPICAL
-from onnxamp._numerics.metrics import Perplexity, TensorDiff, metric_name
+from onnxamp._numerics.metrics import Perplexity, TensorDiff, metric_of
 from onnxamp._numerics.results import (
     Cure,
     DiffReport,
@@ -458,13 +458,11 @@ def _more_metrics(diff: DiffReport) -> Table:
 def _limits(diff: DiffReport) -> Table:
     """Return the limits, broken ones first."""
     rows = []
-    parts = {one.name: one.part.told for one in diff.outputs if one.part is not None}
+    outputs = {one.name: one for one in diff.outputs}
     for one in sorted(diff.judgements, key=lambda judgement: judgement.passed):
         # Cosines are near 1, where three digits would all be nines.
         measured = number(one.found, 7 if one.metric == "cosine" else 3)
-        metric = metric_name(one.metric)
-        if one.metric == "part_rel_l2" and one.output in parts:
-            metric += f" of {parts[one.output]}"
+        metric = metric_of(one.metric, outputs.get(one.output))
         cells = (one.output, metric, measured, number(one.limit, 7))
         rows.append(TableRow(cells, Status.of(one.passed)))
     return table("limits", rows)

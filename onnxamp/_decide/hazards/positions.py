@@ -64,7 +64,7 @@ def _hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
     found = graph.ask(counted, low)
     states = graph.ask(accumulated, low).values
     for index in sorted(found.computing):
-        is_positional = states.isdisjoint(graph.nodes[index].inputs)
+        is_positional = states.keys().isdisjoint(graph.nodes[index].inputs)
         why = "computes positions" if is_positional else "works on accumulated state"
         yield _unless_exact(graph, index, why)
     positions = {value for value, mark in found.marks.items() if mark & POSITION}
