@@ -221,16 +221,21 @@ def apply(
         refused.append(_why_late(graph, late, target, ceiling))
     result = draft if graph is draft.graph else Draft.of(graph)
     if ready:
-        model = copied(graph.model)
-        apply_folds(graph, ready, model)
-        # What is left has the shapes that it had, if onnx infers those of the new ops.
-        is_inferred = all(onnx.defs.has(fold.op, reached, "") for fold in ready)
-        sized_as = graph if is_inferred else None
-        build = partial(Graph.of, model, graph.folder, sized_as)
-        result = Draft(model, graph.folder, build)
+        result = _folded(graph, ready)
         notes.append(f"Folded {told(ready)}.")
     requested = options.folds and result is not draft
     return PassResult(result, tuple(notes), requested, tuple(refused))
+
+
+def _folded(graph: Graph, folds: Sequence[Fold]) -> Draft:
+    """Return a graph's model with these folds."""
+    model = copied(graph.model)
+    apply_folds(graph, folds, model)
+    # What is left has the shapes that it had, if onnx infers those of the new ops.
+    opset = graph.book.opsets[""]
+    is_inferred = all(onnx.defs.has(fold.op, opset, "") for fold in folds)
+    sized_as = graph if is_inferred else None
+    return Draft(model, graph.folder, partial(Graph.of, model, graph.folder, sized_as))
 
 
 def _own(fold: Fold, target: str) -> Fold:
