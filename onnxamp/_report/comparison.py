@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from math import isnan
 from typing import Final, Protocol
 
+from onnxamp._base.words import count
 from onnxamp._facts.dtypes import FORMATS
 from onnxamp._numerics.limits import TYPICAL
 from onnxamp._numerics.metrics import Perplexity, TensorDiff, metric_of
@@ -17,7 +18,7 @@ from onnxamp._numerics.results import (
     RunCheck,
 )
 from onnxamp._numerics.stressed import Proof
-from onnxamp._report import change, count, magnitude, number, percent, shape
+from onnxamp._report import change, magnitude, number, percent, shape
 from onnxamp._report.choices import choices_section
 from onnxamp._report.headroom import headroom_section
 from onnxamp._report.parts import (

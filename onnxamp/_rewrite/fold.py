@@ -12,6 +12,7 @@ import onnx.defs
 from onnx import ModelProto, NodeProto, helper
 
 from onnxamp._base.errors import OpsetError
+from onnxamp._base.words import count, enumerated
 from onnxamp._decide.overrides import find_overrides
 from onnxamp._facts.kernels import float_types, takes_anywhere
 from onnxamp._facts.ops import op_facts
@@ -321,8 +322,4 @@ def told(folds: Sequence[Fold]) -> str:
         else fold.kind
         for fold in folds
     )
-    parts = [
-        f"{n} {kind}{'' if n == 1 else 'es' if kind.endswith('x') else 's'}"
-        for kind, n in counts.items()
-    ]
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+    return enumerated([count(n, kind) for kind, n in counts.items()])
