@@ -1,6 +1,6 @@
 """Models that are low precision already, raised to float32 before they are converted, if options say so (--from)."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from onnxamp._base.errors import ArgumentError, warn
@@ -72,12 +72,9 @@ def reference_of(model: Model, options: Options) -> Model:
 def held_types(graph: Graph) -> list[str]:
     """Return the low-precision types of a model's values, by name."""
     kinds = {kind for kind in graph.types if kind is not None}
-    return [low.name for low in FORMATS.values() if _are_some(kinds, low.tensor)]
-
-
-def _are_some(kinds: Iterable[str], tensor: str) -> bool:
-    """Return whether one of the types is a tensor type, or that of a container of such tensors."""
-    return any(tensor in kind for kind in kinds)
+    # The name of a container's type includes that of its tensors.
+    names = " ".join(kinds)
+    return [low.name for low in FORMATS.values() if low.tensor in names]
 
 
 def _changed(graph: Graph, options: Options) -> Iterator[str]:

@@ -273,14 +273,11 @@ def _share_through_casts(view: View, shapes: list[Shape | None]) -> None:
     for node in (*casts, *reversed(casts)):
         ends = (node.inputs[0], node.outputs[0])
         known = sorted(
-            (shape for v in ends if (shape := shapes[v]) is not None), key=_unknown
+            (shape for v in ends if (shape := shapes[v]) is not None),
+            key=lambda shape: shape.count(None),
         )
         for value in ends if known else ():
             shapes[value] = _merged(known[0], known[-1])
-
-
-def _unknown(shape: Shape) -> int:
-    return shape.count(None)
 
 
 def _merged(shape: Shape, other: Shape) -> Shape:

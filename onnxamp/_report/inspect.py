@@ -178,12 +178,8 @@ def _operators(counts: Mapping[tuple[str, str], int]) -> Table:
     for op in sorted({op for op, _ in counts}):
         rows[op] = [counts.get((op, dtype), 0) for dtype in PRECISIONS]
     ops = sorted(rows, key=lambda op: -sum(rows[op]))
-    cells = [(op, *map(_count_or_blank, rows[op])) for op in ops]
+    cells = [(op, *(str(times or "") for times in rows[op])) for op in ops]
     return table("operators", cells, more=PRECISIONS)
-
-
-def _count_or_blank(times: int) -> str:
-    return str(times or "")
 
 
 def _levels(plans: Mapping[str, tuple[Plan, Mapping[str, int]]]) -> Table:
