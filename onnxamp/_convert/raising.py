@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from onnxamp._base.errors import ArgumentError, warn
-from onnxamp._facts.dtypes import FORMATS, element_name, readable_types
+from onnxamp._facts.dtypes import FORMATS, element_name, lows_among, readable_types
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._graph.view import inline_functions
 from onnxamp._model.model import Model, weight_bytes
@@ -71,10 +71,7 @@ def reference_of(model: Model, options: Options) -> Model:
 
 def held_types(graph: Graph) -> list[str]:
     """Return the low-precision types of a model's values, by name."""
-    kinds = {kind for kind in graph.types if kind is not None}
-    # The name of a container's type includes that of its tensors.
-    names = " ".join(kinds)
-    return [low.name for low in FORMATS.values() if low.tensor in names]
+    return [low.name for low in lows_among(graph.types)]
 
 
 def _changed(graph: Graph, options: Options) -> Iterator[str]:

@@ -325,6 +325,18 @@ def body_targets(node: Node, body_outputs: int) -> list[int]:
     ]
 
 
+def entering_values(node: Node, body: Scope) -> dict[int, int]:
+    """Return position of a node's input -> the value as which the body gets it (ABSENT: a counter)."""
+    sources = body_sources(node, len(body.inputs))
+    return dict(zip(sources, body.inputs, strict=True))
+
+
+def leaving_values(node: Node, body: Scope) -> dict[int, int]:
+    """Return position of a node's output -> the value as which the body returns it (ABSENT: Loop's condition)."""
+    targets = body_targets(node, len(body.outputs))
+    return dict(zip(targets, body.outputs, strict=True))
+
+
 def carried(view: View, node: Node) -> list[tuple[int, int]]:
     """Return the (node input, node output) pairs of the initial and the final values of loop-carried states."""
     if node.key == "Loop":
@@ -345,15 +357,8 @@ def transfers(view: View, node: Node) -> Iterator[tuple[int, int]]:
     for source, target in states:
         yield node.input(source), node.output(target)
     for _, body in node.bodies:
-        scope = view.scopes[body]
-        sources = body_sources(node, len(scope.inputs))
-        targets = body_targets(node, len(scope.outputs))
-        entering = {
-            source: inner for inner, source in zip(scope.inputs, sources, strict=True)
-        }
-        leaving = {
-            target: inner for inner, target in zip(scope.outputs, targets, strict=True)
-        }
+        entering = entering_values(node, view.scopes[body])
+        leaving = leaving_values(node, view.scopes[body])
         yield from (
             (node.input(source), inner)
             for source, inner in entering.items()

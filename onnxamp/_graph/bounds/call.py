@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxamp._facts.ops import attribute, declared_default
+from onnxamp._facts.ops import attribute_in_effect
 from onnxamp._graph.bounds.bound import Bound
 from onnxamp._graph.bounds.rounding import Rounding
 from onnxamp._graph.bounds.weights import largest_stretch
@@ -62,13 +62,9 @@ class Call:
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """Return the value of an attribute, or else the schema's default, or ``default``. Bytes are decoded."""
-        value = attribute(self.node.proto, name)
-        if value is None:
-            value = declared_default(
-                self.node.key, self.graph.book.opsets.get("", 1), name
-            )
-        value = default if value is None else value
-        return value.decode() if isinstance(value, bytes) else value
+        node = self.node
+        opset = self.graph.book.opsets.get("", 1)
+        return attribute_in_effect(node.proto, node.key, opset, name, default)
 
     def shape(self, position: int) -> Shape | None:
         """Return the shape of an input; None if it is omitted or its rank is unknown."""

@@ -33,7 +33,7 @@ from onnxamp._graph.bounds.loops import Counter, State, bodies_of, states_of
 from onnxamp._graph.bounds.ratios import Ratio, quotient, ratio_of
 from onnxamp._graph.bounds.rounding import Rounding, rounding
 from onnxamp._graph.shapes import height, width
-from onnxamp._graph.view import ABSENT, Node, body_targets
+from onnxamp._graph.view import ABSENT, Node, leaving_values
 
 _TURNS: Final = 3
 """Turns of a loop after which a state whose bound still grows is unknown. A bound that settles does so in two."""
@@ -110,11 +110,8 @@ class BoundsWalk:
             self.bounds.of.update(grown)
             self.solve(self._bodies[node.index])
             turns += 1
-        targets = body_targets(node, len(scope.outputs))
-        known = {
-            target: self.bounds[value]
-            for target, value in zip(targets, scope.outputs, strict=True)
-        }
+        leaving = leaving_values(node, scope)
+        known = {target: self.bounds[value] for target, value in leaving.items()}
         for state in states:
             counter = counters.get(state.before)
             last = known[state.target] if counter is None else counter.end
