@@ -1,4 +1,4 @@
-"""What two models are compared on beyond the samples: branches that no sample takes, other sizes, and other trips.
+"""Comparisons beyond the samples: on branches that no sample takes, other sizes, and other numbers of trips.
 
 Both models take the same branches and get the same inputs there. What cannot run is named.
 """

@@ -142,7 +142,7 @@ class Bounds:
         return self._numbers[number]
 
     def _entering(self, value: int, known: Bound) -> Bound:
-        """Return the bound of numbers that are given, of which some are rounded to low precision."""
+        """Return the bound of given numbers, after rounding if low precision stores them."""
         kind = self.graph.types[value]
         if (
             kind not in FLOAT_TENSORS

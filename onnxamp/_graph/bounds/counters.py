@@ -1,4 +1,4 @@
-"""What a turn of a loop adds to its state, and how far that brings it in all turns.
+"""Counters: states of loops to which every turn adds something.
 
 The bound of a counter grows with every turn, so that no fixed point bounds it. The number of turns does.
 """
@@ -146,7 +146,7 @@ def _added(
 
 
 def after_turns(start: Bound, added: Bound, turns: float) -> Bound:
-    """Return the bound of a state after so many turns, or fewer, of which each adds something."""
+    """Return the bound of a state after at most this many turns, each of which adds something."""
     return Bound(
         low=start.low + times(turns, min(added.low, 0.0)),
         high=start.high + times(turns, max(added.high, 0.0)),

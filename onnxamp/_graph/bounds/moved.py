@@ -82,12 +82,12 @@ def _concatenated(call: Call) -> Bound:
     joined = hull(parts)
     if shape is None or axis is None or not shape:
         return joined.bare
-    behind = axis % len(shape) - len(shape)
+    from_end = axis % len(shape) - len(shape)
     row, column, total = joined.row, joined.column, joined.total
-    if behind == -1:
+    if from_end == -1:
         row = hypot(*(part.row for part in parts))
         total = sum(part.total for part in parts)
-    if behind == -2:
+    if from_end == -2:
         column = hypot(*(part.column for part in parts))
     return replace(joined.bare, row=row, column=column, total=total)
 

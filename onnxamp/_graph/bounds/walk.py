@@ -56,7 +56,7 @@ class BoundsWalk:
 
     Attributes:
         bounds: what is known so far.
-        ratios: what is known of values beside their bounds.
+        ratios: how values are related to those from which they are computed.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class BoundsWalk:
                 self.ratios.pop(value, None)
 
     def _node(self, node: Node) -> None:
-        """Bound the results of one node, and record what is known of them beside."""
+        """Bound the results of one node, and record how they are related to the values that it reads."""
         call = Call(
             graph=self._graph,
             node=node,
