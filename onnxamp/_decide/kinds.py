@@ -22,7 +22,7 @@ from onnxamp._facts.dtypes import FLOAT_TENSORS, Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import known_numbers
-from onnxamp._graph.view import ABSENT, Node
+from onnxamp._graph.view import ABSENT, Node, inline_functions
 from onnxamp._model.protos import record
 from onnxamp._options.options import Options
 
@@ -236,7 +236,8 @@ def find_hazards(graph: Graph, low: Format) -> list[Hazard]:
 
     If several are alike, a rare one is kept.
     """
-    found = chain.from_iterable(kind.find(graph, low) for kind in kinds())
+    found = [hazard for kind in kinds() for hazard in kind.find(graph, low)]
+    found += _across_calls(graph, low, {(one.node, one.reason) for one in found})
     ranked = sorted(found, key=lambda hazard: hazard.rare, reverse=True)
     # Of several entries with one key, a dict keeps the last: reversed, that is the first one found, a rare one if any.
     unique = dict[tuple[int, HazardKind, int], Hazard]()
@@ -246,6 +247,41 @@ def find_hazards(graph: Graph, low: Format) -> list[Hazard]:
     return sorted(
         unique.values(), key=lambda hazard: (hazard.node, hazard.reason.value)
     )
+
+
+def _across_calls(
+    graph: Graph, low: Format, known: AbstractSet[tuple[int, HazardKind]]
+) -> Iterator[Hazard]:
+    """Yield further hazards of nodes beside functions that stay calls: those that the functions' bodies show."""
+    if not graph.model.functions:
+        return
+    model = inline_functions(graph.model, partly=True)
+    if model.functions:  # the body of one of them cannot be followed
+        return
+    inlined = Graph.of(model, graph.folder)
+    nodes = {node.first_output: node for node in graph.nodes}
+    values = graph.scopes[0].names
+    for hazard in inlined.ask(find_hazards, low):
+        inner = inlined.nodes[hazard.node]
+        node = nodes.get(inner.first_output)
+        if (
+            node is None
+            or node.key != inner.key
+            or (node.index, hazard.reason) in known
+        ):
+            continue
+        claims = list[Claim]()
+        for claim in hazard.unless:
+            value = values.get(inlined.values[claim.value].name, ABSENT)
+            claims.append(claim._replace(value=value, instead=()))
+        # What a body computes is no value here, so nothing can be proven of it.
+        is_open = any(claim.value == ABSENT for claim in claims)
+        yield replace(
+            hazard,
+            node=node.index,
+            value=ABSENT,
+            unless=() if is_open else tuple(claims),
+        )
 
 
 def _jointly(hazard: Hazard, other: Hazard | None) -> Hazard:

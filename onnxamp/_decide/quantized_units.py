@@ -23,7 +23,7 @@ def between_integers(graph: Graph, node: Node) -> tuple[bool, bool]:
 def quantized_values(graph: Graph) -> frozenset[int]:
     """Return the values that are only quantized, directly or after exact ops.
 
-    Numbers beyond the ends of their grid saturate, infinities included. Complexity: linear in nodes.
+    Numbers beyond the ends of their grid saturate. Complexity: linear in nodes.
     """
     quantize = op_facts().quantize
     found = set[int]()

@@ -140,6 +140,7 @@ class OpFacts:
     thresholds: frozenset[str]
     undefined: frozenset[str]
     uninferable: frozenset[str]
+    vanishing: frozenset[str]
     views: frozenset[str]
 
     # Sets that follow from the flags

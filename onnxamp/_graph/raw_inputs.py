@@ -66,17 +66,23 @@ class RawInputs(NamedTuple):
 
 
 def raw_inputs(graph: Graph) -> RawInputs:
-    """Return the raw values of a graph. Complexity: linear."""
+    """Return the raw values of a graph.
+
+    Complexity: linear, and as much again for each turn of a loop after which another one of its states is raw.
+    """
     walk = _Walk(graph)
     for value in tuple(walk.channels):
         walk.pass_on(value)
-    for node in graph.order:
-        # A model that was converted before casts its inputs to low precision, and may cast them back.
-        is_float = graph.types[node.output(0)] in FLOAT_TENSORS
-        # Hardly any node reads raw values, and what it does to others is nothing to the walk.
-        if is_float and walk.found.is_read_by(node):
-            walk.follow(node)
+    for _ in range(_TURNS):
+        known = len(walk.states)
+        walk.visit_nodes()
+        if len(walk.states) == known:
+            break
     return walk.found._replace(ratios=frozenset(walk.ratios))
+
+
+_TURNS: Final = 4
+"""Turns after which the states of a loop that change places are no longer followed."""
 
 
 def _passed(graph: Graph) -> Mapping[int, Sequence[int]]:
@@ -160,6 +166,8 @@ class _Walk:
         self.places = {value: value for value in self.channels}
         self.sources = dict[int, list[int]]()
         self.passed = _passed(graph)
+        self.states = set[int]()
+        """Inputs of bodies that a body passes a raw value on to: from one turn of a loop to the next."""
         self.found = RawInputs(
             channels=self.channels,
             wide=self.wide,
@@ -168,6 +176,16 @@ class _Walk:
             places=self.places,
             sources=self.sources,
         )
+
+    def visit_nodes(self) -> None:
+        """Follow raw values through all nodes, in the order in which they run."""
+        graph = self.graph
+        for node in graph.order:
+            # A model that was converted before casts its inputs to low precision, and may cast them back.
+            is_float = graph.types[node.output(0)] in FLOAT_TENSORS
+            # Hardly any node reads raw values, and what it does to others is nothing to the walk.
+            if is_float and self.found.is_read_by(node):
+                self.follow(node)
 
     def follow(self, node: Node) -> None:
         """Note the outputs of a node if they are raw, or a mean of raw values."""
@@ -203,13 +221,23 @@ class _Walk:
                 continue
             for result in self.passed.get(value, ()):
                 is_new = result not in self.channels
-                self.sources.setdefault(result, []).append(value)
+                sources = self.sources.setdefault(result, [])
+                if value not in sources:
+                    sources.append(value)
                 self.channels[result] = None
                 self.places.setdefault(result, self.places.get(value, value))
                 if value in self.ratios:
                     self.ratios.add(result)
                 if is_new:
                     stack.append(result)
+                    if self._is_next_turn(value, result):
+                        self.states.add(result)
+
+    def _is_next_turn(self, value: int, state: int) -> bool:
+        """Return whether a body passes a value on to its own next turn, so that nodes before it read it."""
+        values = self.graph.values
+        is_within = values[value].scope == values[state].scope
+        return is_within and values[state].origin is Origin.INPUT
 
     def _follow_place(self, node: Node, computed: Sequence[int]) -> None:
         """Note whose functions the raw outputs of a node are."""

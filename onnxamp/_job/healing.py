@@ -49,8 +49,10 @@ def healed(
 
     That is one with more nodes in float32, one at level O1, one at level auto, or the float32 model.
 
-    With a plan, which must not change, with ``validation.no_cure``, and for devices that ignore types, the failed
-    conversion is written to ``validation.failed`` instead.
+    A result of level auto keeps its measured decisions, apart from the nodes that have to be in float32.
+
+    With a plan of the user, which must not change, with ``validation.no_cure``, and for devices that ignore types, the
+    failed conversion is written to ``validation.failed`` instead.
 
     Args:
         job: the conversion.
@@ -66,7 +68,8 @@ def healed(
     opens = disabled_sentence(failure.disabled, "opens it")
     why = " ".join(filter(None, (why, opens)))
     _LOG.info("the result failed its validation: %s", why)
-    if job.plan is not None or validation.no_cure or computes_low(job.options.target):
+    is_settled = job.plan is not None and job.tuned is None
+    if is_settled or validation.no_cure or computes_low(job.options.target):
         return _write_failed(job, validator, validation, failure)
     # The float32 model itself differs at the newer opset, so no other precision would help.
     if validator.proof.has_refused:
@@ -95,6 +98,8 @@ def healed(
             casts=(refused.casts, conversion.summary.casts_after),
         )
         conversion = _explained(conversion, job.options)
+        if way.plan is not None:
+            conversion = _with_reasons_of(conversion, way.plan)
         if is_last and not_worth:
             conversion = replace(conversion, not_worth=not_worth, kept_original=True)
             outcome = f"A conversion passes, but is not worth it. {not_worth}"
@@ -103,6 +108,16 @@ def healed(
     raise RuntimeFailure(
         "Two runs of the float32 model disagree, so no result can be validated: --no-validate skips the validation."
     )
+
+
+def _with_reasons_of(conversion: Conversion, plan: Plan) -> Conversion:
+    """Return a conversion whose repeated decisions have the reasons that the plan has for them."""
+    reasons = {row.key: row for row in plan.rows}
+    rows = (
+        reasons.get(row.key, row) if row.reason == Reason.PLAN.value else row
+        for row in conversion.plan.rows
+    )
+    return replace(conversion, plan=replace(conversion.plan, rows=tuple(rows)))
 
 
 def _with_cure(conversion: Conversion, cure: Cure) -> Conversion:
@@ -189,8 +204,11 @@ class _Fallbacks:
     trials: int = 0
 
     def __post_init__(self) -> None:
-        options = replace(self.job.options, hazards=True)
-        self.recipe = Recipe(options, self.validation.sampling)
+        options = self.job.options
+        # The decisions of a plan already weigh the hazards.
+        if self.job.plan is None:
+            options = replace(options, hazards=True)
+        self.recipe = Recipe(options, self.validation.sampling, self.job.plan)
         self.until = monotonic() + self.validation.cure_time
 
     def ways(self) -> Iterator[_Way]:
@@ -201,7 +219,10 @@ class _Fallbacks:
         """
         options = self.job.options
         refused = self.refused
-        if options.level not in (Level.O2, Level.O3):
+        if self.job.plan is not None:
+            yield from self.cured(_SEARCH)
+            yield from self.lower()
+        elif options.level not in (Level.O2, Level.O3):
             yield from self.cured(1.0)
         elif refused.fault or is_broken(refused.report):
             yield from self.cured(_SEARCH)
@@ -257,7 +278,8 @@ class _Fallbacks:
         self.nodes = cure.nodes
         self.trials = cure.trials
         if cure.confirmed:
-            yield _Way(self.recipe.keeping(cure.nodes), cure)
+            options = self.recipe.keeping(cure.nodes)
+            yield _Way(options, cure, plan=self.recipe.plan)
         # Reached only if the caller asks for another way, after this one was refused or there was none.
         if cure.confirmed and not fault:
             cure_fails = self.in_vain("The fix", "fails the final validation")
@@ -274,7 +296,7 @@ class _Fallbacks:
         """Yield level O1, if there is time."""
         if monotonic() < self.until:
             options = replace(self.recipe.options, level=Level.O1)
-            lower = replace(self.recipe, options=options)
+            lower = replace(self.recipe, options=options, plan=None)
             cure = self.outcome("Level O1 passes.", lower.command(*self.command, ()))
             yield _Way(options, cure, Level.O1.value)
             self.outcomes.append(self.in_vain("Level O1", "fails as well"))

@@ -35,7 +35,7 @@ class Outcome:
 
     Attributes:
         conversion: the result that was written, with its validation.
-        tuned: the outcome of level auto; None at other levels.
+        tuned: the outcome of level auto; None at other levels, and if its result failed validation and was repaired.
         samples: the samples that models ran on; None if none did.
         compared: the comparison that :attr:`Request.compares` asks for.
     """
@@ -83,17 +83,24 @@ def convert_to_file(request: Request, sink: Sink) -> Outcome:
         release_sources()  # the result is in its place
         if job.run.state is not None:
             job.run.state.drop(CONVERSION)
+        tuned = None if _is_repaired(conversion) else job.tuned
         # The plan of a tuning has measured reasons, and its own expected error.
-        tuned = job.tuned
         plan = tuned.plan if tuned else expecting(request, job, conversion.plan)
         conversion = replace(conversion, plan=plan)
     request.warn(text for text in conversion.plan.warnings if text not in early)
     return Outcome(
         conversion=conversion,
-        tuned=job.tuned,
+        tuned=tuned,
         samples=job.run.inputs,
         compared=compared,
     )
+
+
+def _is_repaired(conversion: Conversion) -> bool:
+    """Return whether another result replaces the one that was asked for, which failed its validation."""
+    validation = conversion.validation
+    cure = None if validation is None else validation.cure
+    return cure is not None and cure.applied
 
 
 def _unvalidated(conversion: "Conversion") -> "DiffReport":

@@ -17,7 +17,7 @@ class RefusedError(Exception):
 
 
 class NotWorthError(Exception):
-    """A result that passes, but is larger than the original and no faster; ``why`` says so in a sentence."""
+    """A result that passes, but does not pay; ``why`` says so in a sentence."""
 
     def __init__(self, why: str) -> None:
         super().__init__()

@@ -139,7 +139,7 @@ class Validator:
         Args:
             job: the conversion.
             layers: compare all values; None to do so only if outputs miss their limits.
-            must_pay: write nothing that is larger than the original and no faster.
+            must_pay: write nothing that is larger than the original and no faster, nor, at level auto, anything slower.
 
         Raises:
             RefusedError: the result fails. NotWorthError: it is not worth it.
@@ -155,7 +155,8 @@ class Validator:
             result = Model.read(written)
             report = self._judge(job, result, layers)
             worth = staged.worth(result, shapes)
-            if must_pay and worth.is_pointless:
+            is_slow = job.tuned is not None and worth.is_slower
+            if must_pay and (worth.is_pointless or is_slow):
                 raise NotWorthError(worth.sentence())
         return replace(staged.judged(worth, shapes), validation=report)
 

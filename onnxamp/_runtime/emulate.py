@@ -15,6 +15,7 @@ weight (initializer, Constant)  float32 tensor that holds the rounded numbers
 low-precision model input       float32 input, then a pair
 low-precision model output      float32 output with the rounded numbers
 low sequence or optional        the same of float32, without a pair: its elements are rounded already
+float16 that is quantized       the same numbers, with minus infinity in place of infinity
 call of a model-local function  its body, inlined
 ==============================  ============================================================================
 
@@ -25,6 +26,7 @@ sequence type, pass through as they are fed.
 
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from onnx import (
     AttributeProto,
@@ -345,6 +347,8 @@ class _Emulation:
                     node.scope, node.index, cast(names, proto.input[port], low, elem)
                 )
                 proto.input[port] = low
+        if self.rounds and node.key in facts.quantize:
+            self.quantized(node, proto)
         raises = casts and self.elems[node.inputs[0]] is not None
         if raises and attribute(node.proto, "to") == TensorProto.FLOAT:
             proto.op_type = "Identity"
@@ -372,6 +376,30 @@ class _Emulation:
                 else:
                     after = self.rounded(node, proto, raw, name, elem)
                 self.editor.insert_after(node.index, *after)
+
+    def quantized(self, node: Node, proto: NodeProto) -> None:
+        """Let float16's infinity become the lowest integer, as kernels do: it does not saturate.
+
+        ONNX Runtime's CPU kernel returns the lowest integer (seen in 1.31.1). That of CUDA adds the zero point to the
+        largest int32, which wraps around (onnxruntime/core/providers/cuda/tensor/quantize_linear.cu, RoundStd).
+        """
+        if self.elems[node.inputs[0]] != FLOAT16.elem:
+            return
+        names = self.editor.names
+        given = proto.input[0]
+        end, least, is_beyond, source = (
+            names.fresh(f"{given}/{part}")
+            for part in ("end", "lowest", "beyond", "quantized")
+        )
+        self.editor.insert(
+            node.scope,
+            node.index,
+            helper.make_node("Constant", [], [end], value_float=FLOAT16.max_finite),
+            helper.make_node("Constant", [], [least], value_float=-inf),
+            helper.make_node("Greater", [given, end], [is_beyond]),
+            helper.make_node("Where", [is_beyond, least, given], [source]),
+        )
+        proto.input[0] = source
 
     def rounded(
         self, node: Node, proto: NodeProto, raw: str, name: str, elem: int

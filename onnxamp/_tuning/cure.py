@@ -15,6 +15,7 @@ from typing import Final
 
 from onnxamp._base.errors import OnnxAmpError
 from onnxamp._convert.convert import convert
+from onnxamp._convert.plan import Plan
 from onnxamp._facts.dtypes import FLOAT16, FORMATS
 from onnxamp._facts.kernels import takes_anywhere
 from onnxamp._graph.graph import Graph, graph_of
@@ -48,10 +49,17 @@ ACTIVITY: Final = "looking for a fix"
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A conversion; ``sampling`` holds the command-line options for the same inputs."""
+    """A conversion.
+
+    Attributes:
+        options: its options.
+        sampling: the command-line options for the same inputs.
+        plan: decisions to repeat, apart from those about nodes that are kept in float32.
+    """
 
     options: Options = field(default_factory=Options)
     sampling: tuple[str, ...] = ()
+    plan: Plan | None = None
 
     def keeping(self, nodes: Sequence[str]) -> Options:
         """Return the options with these nodes also kept in float32."""
@@ -171,7 +179,10 @@ class _Search:
         self.progress(self.trials, TRIALS + _MORE)
         try:
             model = convert(
-                self.original, self.recipe.keeping(nodes), rounder=self.rounder
+                self.original,
+                self.recipe.keeping(nodes),
+                self.recipe.plan,
+                rounder=self.rounder,
             ).embedded()
         except OnnxAmpError:  # the options contradict each other with these nodes
             return None

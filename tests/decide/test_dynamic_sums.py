@@ -37,6 +37,11 @@ GROWING = {
     "returned, too": """(float[N,8] x) => (float[8,8] y, float[8,8] g) {
         t = Transpose (x) [sum] g = MatMul (t, x) q = QuantizeLinear (g, step, origin)
         y = DequantizeLinear (q, step, origin) }""",
+    "of integers": """(float[N,8] x) => (float[8,8] y) { t = Transpose (x) [sum] g = MatMul (t, x)
+        q = QuantizeLinear (g, step, origin) y = DequantizeLinear (q, step, origin) }""",
+    "of integers that are moved": """(float[N,8] x) => (float[8,8] y) { t = Transpose (x) [sum] g = MatMul (t, x)
+        [sum] r = Relu (g) [sum] u = Transpose (r) q = QuantizeLinear (u, step, origin)
+        y = DequantizeLinear (q, step, origin) }""",
     "pooling": """(float[B,N,8] x) => (float[B,8] y) { m = Sign (x) k = Abs (m) a = Mul (x, k)
         [sum] s = ReduceSum <keepdims = 0> (a, one) [sum] c = ReduceSum <keepdims = 0> (k, one)
         [sum] d = Max (c, tiny) [sum] y = Div (s, d) }""",
@@ -57,10 +62,6 @@ BOUNDED = {
     "with quantized weights": """(float[B,N,8] x, float[B,8,M] k, float[B,M,8] v) => (float[B,N,8] y) {
         a = MatMul (x, k) p = Softmax (a) q = QuantizeLinear (p, step, origin) d = DequantizeLinear (q, step, origin)
         y = MatMul (d, v) }""",
-    "of integers": """(float[N,8] x) => (float[8,8] y) { t = Transpose (x) g = MatMul (t, x)
-        q = QuantizeLinear (g, step, origin) y = DequantizeLinear (q, step, origin) }""",
-    "of integers that are moved": """(float[N,8] x) => (float[8,8] y) { t = Transpose (x) g = MatMul (t, x)
-        r = Relu (g) u = Transpose (r) q = QuantizeLinear (u, step, origin) y = DequantizeLinear (q, step, origin) }""",
     "means": "(float[N,8] x) => (float[1,8] y) { y = ReduceMean <axes = [0]> (x) }",
     "other axes": "(float[N,8] x) => (float[N,1] y) { r = Relu (x) y = ReduceSum (r, one) }",
     "a few updates": f"(float[8,8] t, int64[16,1] at, float[16,8] x) => (float[8,8] y) {{ {SCATTER} y = Relu (s) }}",

@@ -109,16 +109,34 @@ def test_squares_may_leave_and_enter_bodies(name: str) -> None:
         assert error_of(model_of(LEAVING[name]), large(2000), level) < 0.01
 
 
-def test_functions_count_as_well() -> None:
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_functions_count_as_well(is_kept: bool) -> None:
     inner = parse(f"({V} x) => ({V} y) {{ y = Mul (x, x) }}").graph.node
     square = onnx.helper.make_function("local", "Square", ["x"], ["y"], list(inner), [onnx.helper.make_opsetid("", 17)])
     model = model_of("q = Mul (x, x) y = MatMul (q, tiny)")
     model.graph.node[0].CopyFrom(onnx.helper.make_node("Square", ["x"], ["q"], domain="local"))
     model.functions.append(square)
     model.opset_import.append(onnx.helper.make_opsetid("local", 1))
-    result = onnxamp.convert_model(model)
+    result = onnxamp.convert_model(model, keep_functions=is_kept)
+    assert result.functions or not is_kept
     found = onnxamp.diff_models(model, result, samples=[{"x": large(2000).astype(np.float32)}])
     assert found.outputs[0].rel_l2 < 0.01
+
+
+TURNS = f"""p, q = Loop (turns, , none, x) <body = b (
+    int64 turn, bool go, {V} a, {V} c) => (bool on, {V} a1, {V} c1) {{
+        on = Identity (go) h = Mul (a, half) s = Mul (h, h) r = MatMul (s, tiny) a1 = Identity (c) c1 = Add (r, a) }}>
+    y = Add (p, q)"""
+"""The second state is the input, and becomes the first one for the next turn."""
+
+
+def test_states_that_change_places_are_inputs_in_the_next_turn() -> None:
+    text = f"k = MatMul (x, w) t = Tanh (k) none = Sub (t, t) {TURNS}"
+    model = model_of(text.replace("(turns,", "(three,"))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.int64(3), "three"))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(0.5), "half"))
+    for level in ("O2", "O3"):
+        assert error_of(model, large(2000), level) < 0.01
 
 
 def test_states_that_a_body_computes_are_no_inputs() -> None:
@@ -132,6 +150,7 @@ INTEGERS = {
     "samples": ("(int16[4,64] x) => (float[4,64] y) { f = Cast <to = 1> (x) h = MatMul (f, w)", 30000),
     "moved": ("(int16[64,4] x) => (float[4,64] y) { t = Transpose (x) f = Cast <to = 1> (t) h = Gemm (f, w)", 30000),
     "counts": ("(int32[4,64] x) => (float[4,64] y) { f = Cast <to = 1> (x) h = MatMul (f, w)", 1e6),
+    "features": ("(int64[4,64] x) => (float[4,64] y) { f = Cast <to = 1> (x) h = MatMul (f, w)", 1e9),
     "amounts": (f"""(int64[4,64] x, {V} z) => (float[4,64] y) {{ f = Cast <to = 1> (x) k = MatMul (z, w)
         p = Softmax (k) h = Mul (p, f)""", 1e7),
 }  # fmt: skip
@@ -157,6 +176,19 @@ def test_integers_that_are_summed_up_may_be_large(name: str) -> None:
     for level in ("O1", "O2", "O3"):
         result = onnxamp.convert_model(model, level)
         assert onnxamp.diff_models(model, result, samples=[feeds]).outputs[0].rel_l2 < 0.01
+
+
+def test_masks_flags_and_stated_ranges_stay_low_before_weights() -> None:
+    w = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32) / 8
+    for kind, name, ranges in (
+        ("int64", "attention_mask", {}),
+        ("int64", "token_type_ids", {}),
+        ("uint8", "x", {}),
+        ("int64", "x", {"x": (0.0, 100.0)}),
+    ):
+        text = f"({kind}[4,64] {name}) => ({V} y) {{ f = Cast <to = 1> ({name}) h = MatMul (f, w) y = Relu (h) }}"
+        plan = onnxamp.plan_model(add_weights(parse(text), {"w": w}), "O2", input_ranges=ranges)
+        assert all(row.low for row in plan.rows if row.op == "MatMul")
 
 
 def test_masks_and_pixels_stay_low() -> None:

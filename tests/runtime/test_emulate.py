@@ -496,3 +496,17 @@ def test_types_that_hold_no_numbers_stay_as_they_are() -> None:
     model = graph("float16", "float[2] x", "float[2] y", "h = Cast <to = ELEM> (x) y = Cast <to = 1> (h)")
     model.graph.value_info.add(name="handle").type.opaque_type.name = "Handle"
     assert_same(emulated(model, {"x": x}), {"y": x.astype(np.float16)})
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "uint16"])
+def test_infinities_are_quantized_as_a_session_does(kind):
+    """The kernel makes the lowest integer of either infinity; finite numbers beyond the grid saturate."""
+    body = f"""s0 = Constant <value_float = 0.5> () s = CastLike (s0, x) z0 = Constant <value_int = 3> ()
+        z = Cast <to = {helper.np_dtype_to_tensor_dtype(np.dtype(kind))}> (z0) q = QuantizeLinear (x, s, z)"""
+    model = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 21]> g (float16[5] x) => ({kind}[5] q) {{ {body} }}'
+    )
+    x = np.array([np.inf, -np.inf, 60000, -60000, 3], np.float16)
+    wanted = run(make_session(model), {"x": x})
+    assert wanted["q"][0] == np.iinfo(kind).min
+    assert_same(emulated(model, {"x": x.astype(np.float32)}), wanted)

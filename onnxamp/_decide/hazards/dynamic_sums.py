@@ -22,7 +22,6 @@ from onnxamp._decide.kinds import (
     in_range,
 )
 from onnxamp._decide.patterns import patterns_of
-from onnxamp._decide.quantized_units import quantized_values
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import attribute_of, op_facts
 from onnxamp._graph.constants import expected_terms, summed_terms
@@ -45,13 +44,10 @@ def dynamic_sums(graph: Graph, low: Format) -> Iterator[Hazard]:
             yield from _unfinished(graph, node, seen, low)
     if low.max_finite > SENTINEL:
         return
-    saturating = graph.ask(quantized_values)
     open_sums = [
         node
         for node in _sums(graph)
-        if node.outputs[0] not in saturating
-        and _is_open(graph, node)
-        and not _is_weighted(graph, node)
+        if _is_open(graph, node) and not _is_weighted(graph, node)
     ]
     if not open_sums:
         return

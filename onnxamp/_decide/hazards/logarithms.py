@@ -13,6 +13,7 @@ from onnxamp._facts.dtypes import FLOAT_TENSORS, Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.exact_walks import readers_through_exact
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.unmixed import Unmixed
 from onnxamp._graph.view import ABSENT, Node, Origin
 
 _DIGITS: Final = 64.0
@@ -33,10 +34,10 @@ def logarithms(graph: Graph, low: Format) -> Iterator[Hazard]:
         if graph.values[value].origin in (Origin.INPUT, Origin.DEFAULT)
         and graph.types[value] in FLOAT_TENSORS
     ]
-    near = _Reached(graph, set(sources), facts.additive)
+    near = Unmixed(graph, set(sources), facts.additive)
     # A product with anything else divides well, as those of activations do that multiply by a Sigmoid.
-    odds = _Reached(graph, set(), facts.additive | facts.commutative)
-    ends = list[tuple[Node, int, _Reached]]()
+    odds = Unmixed(graph, set(), facts.additive | facts.commutative)
+    ends = list[tuple[Node, int, Unmixed]]()
     for node in graph.computing:
         for port in facts.divisors.get(node.key, ()):
             reached = near if node.key in facts.logarithms else odds
@@ -54,35 +55,8 @@ def logarithms(graph: Graph, low: Format) -> Iterator[Hazard]:
     yield from _paths(graph, ends, low)
 
 
-class _Reached:
-    """Values that arithmetic computes from probabilities without mixing them with others."""
-
-    def __init__(self, graph: Graph, values: set[int], mixing: frozenset[str]) -> None:
-        self.graph = graph
-        self.values = values
-        self.mixing = mixing
-
-    def pass_through(self, node: Node) -> None:
-        """Add the outputs of a node of odds arithmetic if they are close to a bound where a probability is."""
-        # Most nodes read none.
-        if self.values.isdisjoint(node.inputs):
-            return
-        types = self.graph.types
-        given = [value for value in node.reads if types[value] in FLOAT_TENSORS]
-        if self.values.isdisjoint(given):
-            return
-        is_constant = self.graph.constants.is_constant
-        others = [
-            value
-            for value in given
-            if value not in self.values and not is_constant(value)
-        ]
-        if not (others and node.key in self.mixing):
-            self.values.update(node.writes)
-
-
 def _paths(
-    graph: Graph, ends: list[tuple[Node, int, _Reached]], low: Format
+    graph: Graph, ends: list[tuple[Node, int, Unmixed]], low: Format
 ) -> Iterator[Hazard]:
     """Yield the nodes between probabilities and the ends that they reach.
 

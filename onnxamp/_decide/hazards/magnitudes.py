@@ -149,13 +149,16 @@ def _restores(graph: Graph, raw: RawInputs, node: Node) -> bool:
 def _integers_multiplied(graph: Graph, raw: RawInputs, node: Node) -> str:
     """Return the type of integers of an input that a node multiplies as they are; "" for other nodes.
 
-    Weights that multiply them add up whatever their type holds, such as samples of 16 bits; those of 64 bits are mostly
-    flags and kinds. Times single computed values, only larger types than 16 bits leave the range. Masks and lengths are
-    integers as well, which their names tell.
+    Weights that multiply them add up whatever their type holds, such as samples of 16 bits, or incomes and years of 64.
+    Times single computed values, only larger types than 16 bits leave the range. Masks and lengths are integers as
+    well, which their names tell.
     """
     if node.key in op_facts().products and graph.constants.is_constant(node.input(1)):
         kind = _integer_type(graph, raw, node.input(0))
-        return "" if "64" in kind else kind
+        sizes = graph.shapes[node.input(0)] or ()
+        # Positions and time steps, one in each row, are a hazard of their own.
+        is_single = sizes[-1:] == (1,)
+        return "" if "64" in kind and is_single else kind
     if node.key == "Mul" and not any(map(graph.constants.is_constant, node.reads)):
         given = [value for value in node.reads if raw.are_plain([value])]
         kind = _integer_type(graph, raw, given[0]) if len(given) == 1 else ""

@@ -1,0 +1,37 @@
+"""What arithmetic computes from values of a kind, such as probabilities, before it mixes them with others."""
+
+from onnxamp._facts.dtypes import FLOAT_TENSORS
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import Node
+
+
+class Unmixed:
+    """Values that arithmetic computes from some values without mixing them with others.
+
+    Attributes:
+        values: these values, and the results of :meth:`pass_through`.
+        mixing: ops whose result is like any other number if they read another computed value.
+    """
+
+    def __init__(self, graph: Graph, values: set[int], mixing: frozenset[str]) -> None:
+        self.graph = graph
+        self.values = values
+        self.mixing = mixing
+
+    def pass_through(self, node: Node) -> None:
+        """Add the outputs of a node that computes them from these values and constants, or does not mix others in."""
+        # Most nodes read none.
+        if self.values.isdisjoint(node.inputs):
+            return
+        types = self.graph.types
+        given = [value for value in node.reads if types[value] in FLOAT_TENSORS]
+        if self.values.isdisjoint(given):
+            return
+        is_constant = self.graph.constants.is_constant
+        others = [
+            value
+            for value in given
+            if value not in self.values and not is_constant(value)
+        ]
+        if not (others and node.key in self.mixing):
+            self.values.update(node.writes)
