@@ -12,6 +12,7 @@ from onnx import NodeProto
 
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError, HazardWarning, warn
 from onnxamp._base.public import active_within
+from onnxamp._base.words import shortened
 from onnxamp._convert.plan import HazardRow, make_plan
 from onnxamp._decide.verdicts import told
 from onnxamp._facts.dtypes import DtypeLike
@@ -130,10 +131,9 @@ def named_hazards(hazards: Iterable[HazardRow], options: Options) -> Iterator[st
             kept.setdefault(row.reason, []).append(row)
             named.add(row.node)
     for reason, rows in kept.items():
-        names = ", ".join(f"{row.node!r} ({row.op})" for row in rows[:_NAMED])
-        more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
+        names = shortened([f"{row.node!r} ({row.op})" for row in rows], _NAMED)
         yield (
-            f"These nodes stay in float32, because {options.dtype} would break the model there: {names}{more}."
+            f"These nodes stay in float32, because {options.dtype} would break the model there: {names}."
             f" {as_sentence(told(reason, rows[0].detail))}"
         )
 

@@ -14,12 +14,7 @@ from onnxamp._audit import Finding, finding
 from onnxamp._decide.fusion_groups import absorbed_casts
 from onnxamp._decide.kinds import Harm, HazardKind, find_hazards, hazards_on, kinds
 from onnxamp._decide.patterns import patterns_of
-from onnxamp._facts.dtypes import (
-    FLOAT,
-    FLOAT16,
-    FORMATS,
-    Format,
-)
+from onnxamp._facts.dtypes import FLOAT, FLOAT16, Format, lows_among
 from onnxamp._facts.ops import is_exact, op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.masks.paths import mask_path
@@ -48,16 +43,14 @@ def low_hazards(
 
     Complexity: near linear in nodes, like the rules; weights are read once per low-precision type.
     """
-    present = {name for name in graph.types if name is not None}
-    every = " ".join(present)
-    lows = [low for low in FORMATS.values() if low.tensor in every]
+    lows = lows_among(graph.types)
     findings: dict[tuple[str, str], Finding] = {}
     for low in lows:
         view = view_in(low)
         for rule in _RULES:
             for one in rule(view):
                 findings[one.node, one.text] = one
-    if lows or FLOAT not in present:
+    if lows or FLOAT not in graph.types:
         return list(findings.values())
     view = view_in(FLOAT16)
     anywhere = find_hazards(view, FLOAT16)

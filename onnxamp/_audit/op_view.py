@@ -25,7 +25,7 @@ from onnxamp._facts.tables import read_table, target_json, target_table
 from onnxamp._facts.targets import known_versions, targets
 from onnxamp._gradients.pointwise import FORMULAS
 from onnxamp._gradients.walk import RULE_MODULES as GRADIENTS
-from onnxamp._graph.bounds.bounds import RULE_MODULES as BOUNDS
+from onnxamp._graph.bounds.walk import RULE_MODULES as BOUNDS
 from onnxamp._graph.match import form_table
 from onnxamp._graph.quantized import OPERATORS
 from onnxamp._options.lists import (

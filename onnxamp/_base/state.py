@@ -38,6 +38,7 @@ from zlib import crc32
 from onnxamp._base.errors import ArgumentError, OutputError
 from onnxamp._base.paths import as_path, is_remote, lock, reason_of
 from onnxamp._base.signals import cleaned_up
+from onnxamp._base.words import enumerated
 
 _HEAD: Final = b'{"onnxamp": "state", "format": 2}\n'
 _SUM: Final = b', "sum": "%08x"}\n'
@@ -146,7 +147,7 @@ class State:
         changed = [what for what in facts if facts[what] != known.facts.get(what, "")]
         if changed:
             raise ArgumentError(
-                f"The state file {str(self.path)!r} belongs to another {name}: {_listed(changed)} changed since"
+                f"The state file {str(self.path)!r} belongs to another {name}: {enumerated(changed)} changed since"
                 " then. Delete it to start again, or name another file."
             )
 
@@ -337,10 +338,6 @@ def _writing(path: Path) -> Iterator[None]:
         raise OutputError(
             f"Cannot write the state file {str(path)!r}: {reason_of(error)}."
         ) from None
-
-
-def _listed(words: list[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def as_data(item: Any, *, named: bool = True) -> Any:

@@ -18,6 +18,7 @@ from onnxamp import _base
 from onnxamp._base.errors import suggestion
 from onnxamp._base.extensions import extensions
 from onnxamp._base.public import no_collections
+from onnxamp._base.words import enumerated
 from onnxamp._cli.door import door, note_words
 from onnxamp._cli.options import DataOption, parameter_of
 from onnxamp._cli.summary import COMMANDS, HELP, VERSION
@@ -197,8 +198,7 @@ def _meanings(name: str) -> Iterator[tuple[str, str]]:
 
 def _sentence(name: str, meaning: str, tools: Sequence[str]) -> str:
     """Return a sentence about the counterpart of an option."""
-    *others, last = (f"{tool}'s" for tool in tools)
-    owners = f"{', '.join(others)} and {last}" if others else last
+    owners = enumerated([f"{tool}'s" for tool in tools])
     if meaning.startswith("nothing"):
         return f"{owners} {name} has no counterpart here{meaning.removeprefix('nothing')}."
     return f"{owners} {name} is onnxamp's {meaning}."

@@ -11,6 +11,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any, Final
 
+from onnxamp._base.words import count
 from onnxamp._convert.analysis import Analysis, analyze, is_low
 from onnxamp._convert.upgrades import held_back
 from onnxamp._decide.fusion_groups import constant_batch_norms
@@ -190,7 +191,7 @@ def sentence_of(cause: Cause) -> str:
         f"{op} ×{times:,}" for op, times in islice(cause.ops.items(), _NAMED)
     )
     more = ", …" if len(cause.ops) > _NAMED else ""
-    nodes = f"{cause.nodes:,} node{'' if cause.nodes == 1 else 's'}"
+    nodes = count(cause.nodes, "node")
     what = f"{nodes} in float32: {title_of(cause.reason)} ({ops}{more})"
     if cause.reason == SIGNATURE:
         what = "The model's inputs and outputs stay in float32"
@@ -205,7 +206,7 @@ def cost_sentences(analysis: Analysis) -> Iterator[str]:
     """Yield sentences about the causes of Casts."""
     for cause in find_causes(analysis):
         if cause.casts:
-            yield f"{cause.casts:,} Cast{'' if cause.casts == 1 else 's'}: {sentence_of(cause)}"
+            yield f"{count(cause.casts, 'Cast')}: {sentence_of(cause)}"
 
 
 def opset_hint(analysis: Analysis) -> str | None:
@@ -334,7 +335,7 @@ def decomposed(graph: Graph) -> str | None:
         casts |= _casts_around(graph, fold)
     around = ""
     if casts:
-        around = f", with {len(casts)} Cast{'' if len(casts) == 1 else 's'} around"
+        around = f", with {count(len(casts), 'Cast')} around"
     return f"{_told_as_decomposed(folds)}{around}"
 
 

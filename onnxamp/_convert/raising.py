@@ -1,10 +1,10 @@
 """Models that are low precision already, raised to float32 before they are converted, if options say so (--from)."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from onnxamp._base.errors import ArgumentError, warn
-from onnxamp._facts.dtypes import FORMATS, element_name, readable_types
+from onnxamp._facts.dtypes import FORMATS, element_name, lows_among, readable_types
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._graph.view import inline_functions
 from onnxamp._model.model import Model, weight_bytes
@@ -71,13 +71,7 @@ def reference_of(model: Model, options: Options) -> Model:
 
 def held_types(graph: Graph) -> list[str]:
     """Return the low-precision types of a model's values, by name."""
-    kinds = {kind for kind in graph.types if kind is not None}
-    return [low.name for low in FORMATS.values() if _are_some(kinds, low.tensor)]
-
-
-def _are_some(kinds: Iterable[str], tensor: str) -> bool:
-    """Return whether one of the types is a tensor type, or that of a container of such tensors."""
-    return any(tensor in kind for kind in kinds)
+    return [low.name for low in lows_among(graph.types)]
 
 
 def _changed(graph: Graph, options: Options) -> Iterator[str]:

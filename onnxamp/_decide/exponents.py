@@ -119,10 +119,10 @@ def solve(problem: ExponentProblem) -> Solution:
     exponents = [0] * len(classes.windows)
     gaps = list[int | None]()
     for component in _components_of(classes):
-        found = _solved(component)
-        for member, exponent in zip(component.members, found.exponents, strict=True):
+        own, gap = _solved(component)
+        for member, exponent in zip(component.members, own, strict=True):
             exponents[member] = exponent
-        gaps.append(found.gap)
+        gaps.append(gap)
     known = [gap for gap in gaps if gap is not None]
     return Solution(
         [exponents[member] * multiple for member, multiple in classes.of_variable],
@@ -179,19 +179,15 @@ def _components_of(classes: Classes) -> list[_Component]:
     ]
 
 
-class _Solved(NamedTuple):
-    """Exponents of the members of a component, and the gap as in :class:`Solution`."""
+def _solved(component: _Component) -> tuple[Sequence[int], int | None]:
+    """Return the exponents of a component's members, and the gap as in :class:`Solution`.
 
-    exponents: Sequence[int]
-    gap: int | None
-
-
-def _solved(component: _Component) -> _Solved:
-    """Return the exponents of a component. Each program starts over, and counts only if it improves them."""
+    Each program starts over, and counts only if it improves the exponents.
+    """
     best: Sequence[int] = [0] * len(component.members)
     reached = component.objective(best)
     if not any(reached):
-        return _Solved(best, 0)
+        return best, 0
     program = _Program(component)
     is_proven = True
     gap: int | None = None
@@ -212,7 +208,7 @@ def _solved(component: _Component) -> _Solved:
         if position == _TOUCHED and is_proven:
             gap = max(reached.touched - bound, 0)
         is_proven = is_proven and bound >= reached[position]
-    return _Solved(best, gap)
+    return best, gap
 
 
 class _Program:

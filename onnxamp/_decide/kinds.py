@@ -81,13 +81,6 @@ class Fault(NamedTuple):
     is_enough: bool = False
 
 
-class PriceDetails(NamedTuple):
-    """Why a node is low or float32 whose error has a price, see :meth:`HazardKind.prices`."""
-
-    low: str
-    high: str
-
-
 class KnownNodes(NamedTuple):
     """Nodes about which facts are known that static rules do not see.
 
@@ -114,7 +107,8 @@ class HazardKind:
         is_measurable: whether samples show it, so that level "auto" measures it instead.
         ends_by_folding: whether it keeps nodes of a decomposed op in float32, but not the single op that replaces them.
         fault: what audits say of low-precision nodes; None if only the audit's own rules find them.
-        price_details: verdicts on nodes with a price.
+        why_low: why a node is low whose error has a price, see :meth:`prices`.
+        why_high: why such a node is float32.
     """
 
     value: ClassVar[str]
@@ -125,7 +119,8 @@ class HazardKind:
     is_measurable: ClassVar[bool] = False
     ends_by_folding: ClassVar[bool] = False
     fault: ClassVar[Fault | None] = None
-    price_details: ClassVar[PriceDetails] = PriceDetails("", "")
+    why_low: ClassVar[str] = ""
+    why_high: ClassVar[str] = ""
 
     # -- where it is ---------------------------------------------------------------------------------------------
 

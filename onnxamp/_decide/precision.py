@@ -96,8 +96,8 @@ def verdict_on(
     if root in pins.worthy:
         kind = pins.worthy[root]
         if low:
-            return Verdict(variable, low, Reason.WHITE, kind.price_details.low)
-        return Verdict(variable, low, kind, kind.price_details.high)
+            return Verdict(variable, low, Reason.WHITE, kind.why_low)
+        return Verdict(variable, low, kind, kind.why_high)
     reason = Reason.EXACT if root in pins.exact else Reason.CUT
     return Verdict(variable, low, reason, "fewest Casts")
 

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from onnxamp._decide.kinds import Claim, Hazard
-from onnxamp._graph.bounds.bounds import Bounds, find_bounds
+from onnxamp._graph.bounds.bounds import Bounds
+from onnxamp._graph.bounds.find import find_bounds
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import weight_bytes
 from onnxamp._options.options import Options

@@ -5,7 +5,7 @@ Types are written as in ONNX schemas and kernel registries: ``"tensor(float)"``,
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import floor, log2
@@ -324,6 +324,13 @@ def holds_float(type_name: str | None) -> bool:
     # No op that has a low-precision kernel takes maps or sparse tensors.
     is_plain = type_name is not None and not type_name.startswith(("map", "sparse"))
     return is_plain and FLOAT in (type_name or "")
+
+
+def lows_among(types: Iterable[str | None]) -> list[Format]:
+    """Return the low-precision types among those of values, also of the tensors in their containers."""
+    # The name of a container's type includes that of its tensors.
+    names = " ".join({name for name in types if name is not None})
+    return [low for low in FORMATS.values() if low.tensor in names]
 
 
 def is_lossless(source: str, target: str) -> bool:

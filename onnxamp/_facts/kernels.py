@@ -10,11 +10,11 @@ of opset 22 without a kernel.
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from onnxamp._facts.dtypes import FLOAT_TENSORS
 from onnxamp._facts.signature import Signature
-from onnxamp._facts.tables import is_older, target_json, target_table
+from onnxamp._facts.tables import holds_in, target_json, target_table
 from onnxamp._facts.targets import cpu_of, known_versions, target_of, version_meant
 
 Binding = Mapping[str, str]
@@ -154,12 +154,5 @@ def float32_accumulators(target: str, dtype: str) -> frozenset[str]:
         if dtype in row["types"]
         and row["accumulator"] == "float32"
         and not row.get("cancels", False)
-        and _holds(row, version)
+        and holds_in(row, version)
     )
-
-
-def _holds(row: Mapping[str, Any], version: str) -> bool:
-    """Return whether a row applies to a version of ONNX Runtime."""
-    is_early = "since" in row and is_older(version, row["since"])
-    is_late = "before" in row and not is_older(version, row["before"])
-    return not is_early and not is_late

@@ -314,6 +314,17 @@ def attribute_of(node: NodeProto, name: str, default: Any) -> Any:
     return default if value is None else value
 
 
+def attribute_in_effect(
+    node: NodeProto, key: str, opset: int, name: str, default: Any = None
+) -> Any:
+    """Return the value of the node's attribute, or else the schema's default, or ``default``. Bytes are decoded."""
+    value = attribute(node, name)
+    if value is None:
+        value = declared_default(key, opset, name)
+    value = default if value is None else value
+    return value.decode() if isinstance(value, bytes) else value
+
+
 _NEWEST: Final = defs.onnx_opset_version()
 
 

@@ -5,6 +5,7 @@ facts about a target. Their README explains them.
 """
 
 import tomllib
+from collections.abc import Mapping
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
@@ -24,6 +25,18 @@ def device_of(target: str) -> str:
 def is_older(version: str, other: str) -> bool:
     """Return whether a version of ONNX Runtime is older than another one."""
     return ordinal(version) < ordinal(other)
+
+
+def holds_in(row: Mapping[str, Any], version: str) -> bool:
+    """Return whether a row of a table is true of a version of ONNX Runtime; without a version, every row is.
+
+    It is true from the version ``since`` on, and of older ones than ``before``, if it states them.
+    """
+    if not version:
+        return True
+    is_early = "since" in row and is_older(version, row["since"])
+    is_late = "before" in row and not is_older(version, row["before"])
+    return not (is_early or is_late)
 
 
 def ordinal(version: str) -> tuple[int, ...]:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import get_args
 
+from onnxamp._base.words import count
 from onnxamp._decide.verdicts import title_of
 from onnxamp._fleet.outcome import FolderReport, ModelOutcome, OutcomeName, Shipped
-from onnxamp._report import count, number, size
+from onnxamp._report import number, size
 from onnxamp._report.comparison import partings, text_figures
 from onnxamp._report.parts import (
     Headline,
@@ -198,7 +199,7 @@ def _verdict(report: FolderReport) -> Headline:
     outcomes += f"; {unseen} not validated" if unseen else ""
     before = sum(row.bytes_before for row in report.rows)
     after = sum(row.bytes_after for row in report.rows)
-    processes = f"{report.jobs} process" + ("" if report.jobs == 1 else "es")
+    processes = count(report.jobs, "process")
     effort = f"Weights {size(before)} → {size(after)}; {report.seconds:.1f} s in {processes}."
     has_failed = any(row.has_failed for row in report.rows)
     failed = ""

@@ -14,7 +14,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from onnxamp._base.errors import GradientError
 from onnxamp._facts.dtypes import FLOAT_ELEMS, elem_of, tensor_type
-from onnxamp._facts.ops import attribute, declared_default
+from onnxamp._facts.ops import attribute_in_effect
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.shapes import Dims
 from onnxamp._graph.types import output_types
@@ -344,12 +344,9 @@ class Call:
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """Return the value of an attribute, or else the schema's default, or ``default``. Bytes are decoded."""
-        value = attribute(self.node.proto, name)
-        if value is None:
-            opset = self.writer.editor.view.book.opsets[""]
-            value = declared_default(self.node.key, opset, name)
-        value = default if value is None else value
-        return value.decode() if isinstance(value, bytes) else value
+        node = self.node
+        opset = self.writer.editor.view.book.opsets[""]
+        return attribute_in_effect(node.proto, node.key, opset, name, default)
 
     def constant(self, position: int) -> NDArray[Any] | None:
         """Return the constant array of an input; None if the input is computed or absent."""

@@ -17,7 +17,15 @@ from onnxamp._graph.cycles import cycles
 from onnxamp._graph.determined import constant_trips
 from onnxamp._graph.fading import Fading, Fate, loop_scopes
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node, Origin, carried, transfers
+from onnxamp._graph.view import (
+    ABSENT,
+    Node,
+    Origin,
+    carried,
+    passages,
+    passed_from,
+    transfers,
+)
 
 _SYSTEMATIC: Final = 8
 """Iterations up to which the same term or factor may be rounded: 8 half steps, 0.4 % in float16, are half the limit."""
@@ -32,14 +40,14 @@ class Accumulated(NamedTuple):
 
     Attributes:
         ports: (node, value) of the nodes that carry such state -> the reason. ABSENT stands for all values of a node.
-        values: the values of such state, inside of loops and after them.
+        values: the values of such state, inside of loops and after them -> the reason.
         open_ended: those of them whose terms and factors do not depend on the state itself, such as counters and
             phases. Others are corrected by a network, as in a solver, which needs no exact numbers.
     """
 
-    ports: Mapping[tuple[int, int], str]
-    values: frozenset[int]
-    open_ended: frozenset[int]
+    ports: dict[tuple[int, int], str]
+    values: dict[int, str]
+    open_ended: set[int]
 
 
 class _Propagation(NamedTuple):
@@ -66,42 +74,34 @@ class _Propagation(NamedTuple):
 
 def accumulated(graph: Graph, low: Format) -> Accumulated:
     """Return the state that loops accumulate. Complexity: linear in the nodes of loops."""
-    found = _Accumulations({}, {}, set(), set())
+    found = Accumulated(ports={}, values={}, open_ended=set())
     if graph.nodes_of(op_facts().repeats):
         steps = list(_propagations(graph))
         # Where something is added to it, a state that decays forgets its errors.
-        _add_cycles(graph, low, [one for one in steps if not one.decays], found)
+        lasting = [one for one in steps if not one.decays]
+        factors = _add_cycles(graph, low, lasting, found)
         # Without a sum, nothing takes the place of what decays: it ends among the smallest numbers.
         products = [one for one in steps if one.is_product or not one.accumulates]
-        _add_cycles(graph, low, products, found)
+        factors |= _add_cycles(graph, low, products, found)
         if found.values:
-            _add_factors(graph, found)
+            _add_factors(graph, factors, found)
             _add_control_flow(graph, found)
-    values, open_ended = frozenset(found.values), frozenset(found.open_ended)
-    return Accumulated(found.ports, values, open_ended)
-
-
-class _Accumulations(NamedTuple):
-    """The results so far, see :class:`Accumulated`; ``values`` also has the reason for each value."""
-
-    ports: dict[tuple[int, int], str]
-    values: dict[int, str]
-    open_ended: set[int]
-    factors: set[int]
+    return found
 
 
 def _add_cycles(
-    graph: Graph, low: Format, steps: Sequence[_Propagation], found: _Accumulations
-) -> None:
-    """Add the cycles of these steps in which a sum or a product accumulates."""
+    graph: Graph, low: Format, steps: Sequence[_Propagation], found: Accumulated
+) -> set[int]:
+    """Add the cycles of these steps in which a sum or a product accumulates. Return the factors of the products."""
     labels = cycles((step.source, step.result) for step in steps)
     growing: dict[int, list[_Propagation]] = {}
     for step in steps:
         grows = step.accumulates or step.decays
         if grows and labels[step.source] == labels[step.result]:
             growing.setdefault(labels[step.source], []).append(step)
+    factors = set[int]()
     if not growing:
-        return
+        return factors
     # Flows are far more than the steps, and tell only which of the growing states are corrected.
     reached = cycles(_all_flows(graph))
     members = _members(labels, growing)
@@ -116,7 +116,7 @@ def _add_cycles(
         why[cycle] = f"{loop!r} {verb} it in every iteration"
         found.values.update(dict.fromkeys(state.values, why[cycle]))
         for step in products:
-            found.factors.update(step.others)
+            factors.update(step.others)
         if not _is_corrected(state, reached):
             found.open_ended.update(state.values)
     for step in steps:
@@ -124,6 +124,7 @@ def _add_cycles(
         is_own = graph.nodes[step.node].key not in op_facts().control_flow
         if is_own and cycle in why and cycle == labels[step.result]:
             found.ports[step.node, ABSENT] = why[cycle]
+    return factors
 
 
 class _LoopState(NamedTuple):
@@ -144,10 +145,8 @@ def _propagations(graph: Graph) -> Iterator[_Propagation]:
     scopes = loop_scopes(graph)
     fading = Fading(graph, _SYSTEMATIC)
     control_flow = op_facts().control_flow
-    for node in graph.nodes_of(control_flow):
-        for source, result in transfers(graph, node):
-            if ABSENT not in (source, result):
-                yield _Propagation(node.index, source, result)
+    for owner, source, result in passages(graph):
+        yield _Propagation(owner, source, result)
     for node in graph.nodes:
         if node.scope in scopes and node.key not in control_flow and node.writes:
             yield from _kept(graph, node, fading)
@@ -156,10 +155,10 @@ def _propagations(graph: Graph) -> Iterator[_Propagation]:
 def _kept(graph: Graph, node: Node, fading: Fading) -> Iterator[_Propagation]:
     """Yield each input whose error the results of a node have."""
     facts = op_facts()
-    passed = passed_ports(graph, node)
-    for port in passed:
+    passed = passed_inputs(graph, node)
+    for value in passed:
         for result in node.writes:
-            yield _Propagation(node.index, node.inputs[port], result)
+            yield _Propagation(node.index, value, result)
     sums = facts.adds.get(node.key, ())
     products = facts.multiplies.get(node.key, ())
     for port, value in enumerate(() if passed else node.inputs):
@@ -179,25 +178,15 @@ def _kept(graph: Graph, node: Node, fading: Fading) -> Iterator[_Propagation]:
         )
 
 
-def passed_ports(graph: Graph, node: Node) -> Sequence[int]:
-    """Return the inputs of which a node moves elements, selects some, or changes the type."""
+def passed_inputs(graph: Graph, node: Node) -> list[int]:
+    """Return the values of which a node moves elements, selects some, or changes the type."""
     facts = op_facts()
     if node.key in facts.moved_inputs:
-        ports = facts.moved_inputs[node.key]
-    elif node.index in graph.exact and node.key not in facts.views:
+        return node.inputs_at(facts.moved_inputs[node.key])
+    if node.index in graph.exact and node.key not in facts.views:
         kind = graph.types[node.outputs[0]]
-        return [
-            port
-            for port, value in enumerate(node.inputs)
-            if value != ABSENT and graph.types[value] == kind
-        ]
-    else:
-        ports = facts.carries.get(node.key, ())
-    return [
-        port
-        for port, value in enumerate(node.inputs)
-        if port in ports and value != ABSENT
-    ]
+        return [value for value in node.reads if graph.types[value] == kind]
+    return node.inputs_at(facts.carries.get(node.key, ()))
 
 
 def _all_flows(graph: Graph) -> Iterator[tuple[int, int]]:
@@ -292,19 +281,15 @@ def _is_corrected(state: _LoopState, reached: Mapping[int, int]) -> bool:
     return any(reached.get(other) in own for other in state.operands - state.values)
 
 
-def _add_factors(graph: Graph, found: _Accumulations) -> None:
+def _add_factors(graph: Graph, factors: set[int], found: Accumulated) -> None:
     """Add the nodes that compute factors. In such products they are near 1, where low precision has few numbers."""
-    passes = dict[int, list[tuple[int, int]]]()
-    for node in graph.nodes_of(op_facts().control_flow):
-        for source, result in transfers(graph, node):
-            if ABSENT not in (source, result):
-                passes.setdefault(result, []).append((node.index, source))
-    stack = sorted(found.factors - found.values.keys())
+    passed = graph.ask(passed_from)
+    stack = sorted(factors - found.values.keys())
     seen = set(stack)
     while stack:
         value = stack.pop()
         sources = list[int]()
-        for owner, source in passes.get(value, ()):
+        for owner, source in passed.get(value, ()):
             port = value if value in graph.nodes[owner].outputs else source
             found.ports.setdefault((owner, port), _FACTOR)
             sources.append(source)
@@ -315,13 +300,13 @@ def _add_factors(graph: Graph, found: _Accumulations) -> None:
             and maker.key not in op_facts().contractions
         ):
             found.ports.setdefault((maker.index, ABSENT), _FACTOR)
-            sources += [maker.inputs[port] for port in passed_ports(graph, maker)]
+            sources += passed_inputs(graph, maker)
         fresh = [source for source in sources if source not in seen]
         seen.update(fresh)
         stack += fresh
 
 
-def _add_control_flow(graph: Graph, found: _Accumulations) -> None:
+def _add_control_flow(graph: Graph, found: Accumulated) -> None:
     """Add the ports of control flow through which state enters, stays or leaves, and the values that leave."""
     ports, values = found.ports, found.values
     # Inner loops first, because what leaves them may leave outer ones as well.

@@ -17,14 +17,14 @@ import numpy as np
 
 from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS, FLOAT_TENSORS, Format
 from onnxamp._facts.ops import Count, attribute, op_facts
-from onnxamp._graph.accumulation import accumulated, passed_ports
+from onnxamp._graph.accumulation import accumulated, passed_inputs
 from onnxamp._graph.determined import constant_trips
 from onnxamp._graph.fading import clip_bounds
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.index_paths import INTEGERS
 from onnxamp._graph.known import is_fixed
 from onnxamp._graph.shapes import Shape
-from onnxamp._graph.view import ABSENT, Node, Origin, transfers
+from onnxamp._graph.view import ABSENT, Node, Origin, passages, passed_from
 
 POSITION: Final = 1
 COUNTING: Final = 2
@@ -48,14 +48,12 @@ class Counted(NamedTuple):
         limits: counted value -> the largest magnitude of its integers.
         computing: nodes that compute positions from counters.
         normalizing: nodes that divide coordinates by a size, which ends them.
-        passes: result -> (node, source) of values that control flow passes on.
     """
 
     marks: dict[int, int]
     limits: dict[int, float]
     computing: set[int]
     normalizing: set[int]
-    passes: dict[int, list[tuple[int, int]]]
 
 
 def counted(graph: Graph, low: Format) -> Counted:
@@ -73,15 +71,11 @@ class _Spread:
     def __init__(self, graph: Graph, low: Format) -> None:
         self.graph = graph
         self.low = low
-        self.found = Counted({}, {}, set(), set(), {})
+        self.found = Counted({}, {}, set(), set())
+        self.passed_from = graph.ask(passed_from)
         self.leaving: dict[int, list[int]] = {}
-        for node in graph.nodes_of(op_facts().control_flow):
-            for source, result in transfers(graph, node):
-                if ABSENT not in (source, result):
-                    self.found.passes.setdefault(result, []).append(
-                        (node.index, source)
-                    )
-                    self.leaving.setdefault(source, []).append(result)
+        for _, source, result in passages(graph):
+            self.leaving.setdefault(source, []).append(result)
         self.ranks = [0] * len(graph.nodes)
         """Node -> its place in the order in which nodes run."""
         for rank, node in enumerate(graph.order):
@@ -224,7 +218,7 @@ class _Spread:
 
     def passed_on(self, result: int) -> tuple[int, int, float]:
         """Return the marks and the limit that control flow passes on to a value: a position only if all sources are."""
-        sources = [source for _, source in self.found.passes[result]]
+        sources = [source for _, source in self.passed_from[result]]
         marks = [self.mark(source) for source in sources]
         mark = 0
         if all(one & POSITION for one in marks):
@@ -359,9 +353,9 @@ class _Spread:
     def carried_by(self, node: Node) -> Sequence[int]:
         """Return the inputs whose integers a node keeps."""
         facts = op_facts()
-        ports = passed_ports(self.graph, node)
-        if ports:
-            return [node.inputs[port] for port in ports]
+        passed = passed_inputs(self.graph, node)
+        if passed:
+            return passed
         kept = (
             *facts.adds.get(node.key, ())[: len(node.inputs)],
             *facts.multiplies.get(node.key, ()),

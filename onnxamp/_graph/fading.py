@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node, transfers
+from onnxamp._graph.view import ABSENT, Node, passed_from
 
 _WIDEST: Final = 1024
 """Most rows of a matrix whose growth is computed; larger ones are weights of networks."""
@@ -55,10 +55,7 @@ class Fading:
         self.graph = graph
         self.largest = 1 - 1 / memory
         """The largest factor of a fast decay: 1 / (1 - factor) roundings add up, which is ``memory``."""
-        self._sources: dict[int, list[int]] = {}
-        for node in graph.nodes_of(op_facts().control_flow):
-            for source, result in transfers(graph, node):
-                self._sources.setdefault(result, []).append(source)
+        self._passed_from = graph.ask(passed_from)
         self._kinds: dict[int, str] = {}
         self._growths: dict[int, float] = {}
 
@@ -286,7 +283,7 @@ class Fading:
         if graph.constants.uniform(value) in (0, 1):
             return _MASK, ()
         if maker is None or maker.key in facts.control_flow:
-            sources = self._sources.get(value, ())
+            sources = [source for _, source in self._passed_from.get(value, ())]
             return (_MASK if sources else ""), sources
         if maker.key in facts.gates or self._is_bounded(maker):
             return _GATE, ()
@@ -294,7 +291,7 @@ class Fading:
             return _MASK, ()
         moved = facts.moved_inputs.get(maker.key, ())
         # A value has the kind of the values that it moves, negates from 1, converts or multiplies.
-        further = [value for port, value in enumerate(maker.inputs) if port in moved]
+        further = maker.inputs_at(moved)
         if maker.key == "Sub" and graph.constants.uniform(maker.input(0)) == 1:
             further = [maker.input(1)]
         elif maker.key in facts.relabels:

@@ -22,7 +22,7 @@ from onnxamp._graph.evaluate import (
     overridable_defaults,
 )
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node, body_sources, body_targets, carried
+from onnxamp._graph.view import ABSENT, Node, carried, entering_values, leaving_values
 from onnxamp._model.weights import ConstantStats, constant_stats
 
 _ROWS: Final = 64
@@ -310,11 +310,8 @@ class _Plan:
         """Add the results of a loop that returns a state unchanged."""
         graph = self.graph
         for scope in (graph.scopes[body] for _, body in node.bodies):
-            sources = body_sources(node, len(scope.inputs))
-            leaving = dict(
-                zip(body_targets(node, len(scope.outputs)), scope.outputs, strict=True)
-            )
-            entering = dict(zip(sources, scope.inputs, strict=True))
+            entering = entering_values(node, scope)
+            leaving = leaving_values(node, scope)
             for source, target in carried(graph, node):
                 inner = entering.get(source, ABSENT)
                 is_same = (

@@ -12,7 +12,7 @@ from onnx import ModelProto, NodeProto
 from onnxamp._base.errors import ModelError, OpsetError
 from onnxamp._facts.dtypes import readable_types
 from onnxamp._facts.ops import attribute, op_facts
-from onnxamp._facts.tables import is_older, read_table, target_names, target_table
+from onnxamp._facts.tables import holds_in, read_table, target_names, target_table
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import all_nodes
@@ -57,7 +57,7 @@ def optimizer_faults(
     """
     rows = list[Mapping[str, Any]]()
     for provider in dict.fromkeys(providers):
-        rows += [row for row in _rows(provider) if _holds(row, version)]
+        rows += [row for row in _rows(provider) if holds_in(row, version)]
     # Types and shapes, which faults depend on, take far longer than this look at the nodes.
     if not may_break(graph.model):
         return
@@ -145,15 +145,6 @@ def _is_taken(proto: NodeProto, row: Mapping[str, Any]) -> bool:
     """Return whether the attribute of a producer is one that counts."""
     value = attribute(proto, row["attribute"])
     return list(value or ()) in row["among"] if "among" in row else bool(value)
-
-
-def _holds(row: Mapping[str, Any], version: str) -> bool:
-    """Return whether a fact holds for a version."""
-    if not version:
-        return True
-    is_early = "since" in row and is_older(version, row["since"])
-    is_late = "before" in row and not is_older(version, row["before"])
-    return not (is_early or is_late)
 
 
 def _fault(

@@ -383,7 +383,7 @@ def _repeat(
 
 
 _DYNAMIC = "DynamicQuantizeLinear"
-"""The op that gives its scale beside its integers."""
+"""The op that returns its scale together with its integers."""
 
 
 def _products(graph: Graph) -> Iterator[tuple[Node, Node]]:

@@ -263,14 +263,11 @@ def _share_through_casts(view: View, shapes: list[Shape | None]) -> None:
     for node in (*casts, *reversed(casts)):
         ends = (node.inputs[0], node.outputs[0])
         known = sorted(
-            (shape for v in ends if (shape := shapes[v]) is not None), key=_unknown
+            (shape for v in ends if (shape := shapes[v]) is not None),
+            key=lambda shape: shape.count(None),
         )
         for value in ends if known else ():
             shapes[value] = _merged(known[0], known[-1])
-
-
-def _unknown(shape: Shape) -> int:
-    return shape.count(None)
 
 
 def _merged(shape: Shape, other: Shape) -> Shape:
@@ -289,6 +286,20 @@ def elements(shape: Shape | None) -> int:
     if shape is None:
         return DEFAULT_ELEMENTS
     return prod([DEFAULT_DIMENSION if dim is None else dim for dim in shape])
+
+
+def width(shape: Shape | None) -> int | None:
+    """Return the size of the last axis; None if it is unknown, 1 for a scalar."""
+    if shape is None:
+        return None
+    return shape[-1] if shape else 1
+
+
+def height(shape: Shape | None) -> int | None:
+    """Return the size of the axis before the last one; None if it is unknown, 1 if there is none."""
+    if shape is None:
+        return None
+    return shape[-2] if len(shape) > 1 else 1
 
 
 def declared_dims(proto: TypeProto) -> Dims | None:

@@ -4,7 +4,14 @@ that control flow passes into bodies, out of them, and from one iteration of a l
 :func:`wire` finds which values of the main graph each of its nodes needs, also through bodies.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Collection,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -18,7 +25,7 @@ import onnx.inliner
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from onnxamp._base.errors import ModelError
-from onnxamp._facts.ops import attribute
+from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._facts.signature import Port, Signature, SignatureBook
 from onnxamp._graph.calls import bind_defaults, drop_shadowing
 from onnxamp._model.protos import (
@@ -113,6 +120,14 @@ class Node:
     def input(self, position: int) -> int:
         """Return the value index of an input; ABSENT if it is omitted."""
         return self.inputs[position] if position < len(self.inputs) else ABSENT
+
+    def inputs_at(self, positions: Container[int]) -> list[int]:
+        """Return the values of the inputs at these positions that are not omitted."""
+        return [
+            value
+            for position, value in enumerate(self.inputs)
+            if position in positions and value != ABSENT
+        ]
 
     def output(self, position: int) -> int:
         """Return the value index of an output; ABSENT if it is omitted, or the position is negative."""
@@ -323,6 +338,18 @@ def body_targets(node: Node, body_outputs: int) -> list[int]:
     ]
 
 
+def entering_values(node: Node, body: Scope) -> dict[int, int]:
+    """Return position of a node's input -> the value as which the body gets it (ABSENT: a counter)."""
+    sources = body_sources(node, len(body.inputs))
+    return dict(zip(sources, body.inputs, strict=True))
+
+
+def leaving_values(node: Node, body: Scope) -> dict[int, int]:
+    """Return position of a node's output -> the value as which the body returns it (ABSENT: Loop's condition)."""
+    targets = body_targets(node, len(body.outputs))
+    return dict(zip(targets, body.outputs, strict=True))
+
+
 def carried(view: View, node: Node) -> list[tuple[int, int]]:
     """Return the (node input, node output) pairs of the initial and the final values of loop-carried states."""
     if node.key == "Loop":
@@ -343,15 +370,8 @@ def transfers(view: View, node: Node) -> Iterator[tuple[int, int]]:
     for source, target in states:
         yield node.input(source), node.output(target)
     for _, body in node.bodies:
-        scope = view.scopes[body]
-        sources = body_sources(node, len(scope.inputs))
-        targets = body_targets(node, len(scope.outputs))
-        entering = {
-            source: inner for inner, source in zip(scope.inputs, sources, strict=True)
-        }
-        leaving = {
-            target: inner for inner, target in zip(scope.outputs, targets, strict=True)
-        }
+        entering = entering_values(node, view.scopes[body])
+        leaving = leaving_values(node, view.scopes[body])
         yield from (
             (node.input(source), inner)
             for source, inner in entering.items()
@@ -375,6 +395,25 @@ def passed_values(view: View) -> dict[int, list[int]]:
         for source, result in transfers(view, view.nodes[node]):
             if ABSENT not in (source, result):
                 found.setdefault(source, []).append(result)
+    return found
+
+
+def passages(view: View) -> Iterator[tuple[int, int, int]]:
+    """Yield (node, source, result) for the values that control flow passes on, see :func:`transfers`."""
+    for node in view.nodes_of(op_facts().control_flow):
+        for source, result in transfers(view, node):
+            if ABSENT not in (source, result):
+                yield node.index, source, result
+
+
+def passed_from(view: View) -> dict[int, list[tuple[int, int]]]:
+    """Return value -> (node, source) of the values that control flow passes on as this one.
+
+    Complexity: linear in the inputs and outputs of bodies.
+    """
+    found: dict[int, list[tuple[int, int]]] = {}
+    for node, source, result in passages(view):
+        found.setdefault(result, []).append((node, source))
     return found
 
 

@@ -1,6 +1,6 @@
 """The headroom of a model's values before it is converted, for ``inspect``."""
 
-from onnxamp._graph.bounds.bounds import find_bounds
+from onnxamp._graph.bounds.find import find_bounds
 from onnxamp._graph.graph import graph_of
 from onnxamp._job import Validation
 from onnxamp._model.model import Model

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from onnxamp._base.errors import ModelError, OpsetError
+from onnxamp._base.words import shortened
 from onnxamp._facts.ops import op_facts, op_key
 from onnxamp._model.protos import copied, node_bodies
 from onnxamp._model.wellformed import ReadNode, check_wellformed, is_wellformed
@@ -69,8 +70,9 @@ def _repaired(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
     notes = list[str]()
     if doubles:
         _drop_doubles(result.graph, doubles)
+        named = shortened([*map(repr, doubles)], _SHOWN)
         notes.append(
-            f"Several constants had the same name, and the last one counts, as in ONNX Runtime: {_listed(doubles)}."
+            f"Several constants had the same name, and the last one counts, as in ONNX Runtime: {named}."
         )
     if is_dead:
         notes += [_replace_branch(*found) for found in _unreadable(result)]
@@ -78,11 +80,6 @@ def _repaired(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
         result = in_order(result)
         notes.append("Nodes were out of order and have been sorted.")
     return result, tuple(notes)
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN:,} more" if names[_SHOWN:] else ""
-    return ", ".join(map(repr, names[:_SHOWN])) + more
 
 
 def _scopes(graph: GraphProto) -> Iterator[GraphProto]:

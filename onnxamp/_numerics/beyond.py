@@ -1,4 +1,4 @@
-"""What two models are compared on beyond the samples: branches that no sample takes, other sizes, and other trips.
+"""Comparisons beyond the samples: on branches that no sample takes, other sizes, and other numbers of trips.
 
 Both models take the same branches and get the same inputs there. What cannot run is named.
 """
@@ -13,14 +13,14 @@ import numpy as np
 
 from onnxamp._base.errors import OnnxAmpError
 from onnxamp._facts.ops import attribute, op_facts, op_key
-from onnxamp._numerics.larger import empty_draw, in_short, larger_draw
+from onnxamp._numerics.larger import OtherInputs, empty_draw, in_short, larger_draw
 from onnxamp._numerics.trips import other_trips
 from onnxamp._runtime.choices import Branch, Condition, branch_name, uncovered, way_to
 from onnxamp._runtime.engines import Session
 from onnxamp._runtime.flow import DataflowGraph
 from onnxamp._runtime.pieces import Execution, run_alone
 from onnxamp._runtime.random_inputs import Draw
-from onnxamp._runtime.samples import Samples, drawn, held_samples
+from onnxamp._runtime.samples import Samples, held_samples
 from onnxamp._runtime.values import check_inputs
 
 _AT_HAND: Final = 4
@@ -99,25 +99,26 @@ class _OtherInputs:
 
     def found(self) -> Iterator[Excursion]:
         """Yield comparisons on such inputs, on which the reference runs."""
-        largest = self.draw, self.reference
-        larger = larger_draw(self.draw, self.reference)
-        for one in (larger, empty_draw(self.draw, self.reference)):
-            if one is None:
-                continue
-            if one.draw is None or one.reference is None:
-                self.refused.append(f"sizes beyond {one.sizes} ({one.why})")
-                continue
-            inputs = drawn(one.draw, one.draw.maker().turns)
-            yield Excursion(one.sizes, inputs, one.reference)
-            if one is larger:
-                largest = one.draw, one.reference
-        yield from _masks(*largest)
-        feeds = check_inputs(self.reference.model.proto, self.draw.make(0))
-        for trips in other_trips(self.reference, feeds):
-            if trips.reference is None:
-                self.refused.append(f"{trips.what} ({trips.why})")
-            else:
-                yield Excursion(trips.what, trips.samples, trips.reference)
+        draw, reference = self.draw, self.reference
+        larger = larger_draw(draw, reference)
+        yield from self._tried(larger)
+        yield from self._tried(empty_draw(draw, reference))
+        if larger is None or larger.samples is None or larger.reference is None:
+            yield from _masks(draw, reference)
+        else:
+            yield from _masks(larger.samples.draw or draw, larger.reference)
+        feeds = check_inputs(reference.model.proto, draw.make(0))
+        for trips in other_trips(reference, feeds):
+            yield from self._tried(trips)
+
+    def _tried(self, inputs: OtherInputs | None) -> Iterator[Excursion]:
+        """Yield the comparison on inputs on which the reference runs; note why it does not run on others."""
+        if inputs is None:
+            return
+        if inputs.samples is None or inputs.reference is None:
+            self.refused.append(f"{inputs.what} ({inputs.why})")
+        else:
+            yield Excursion(inputs.what, inputs.samples, inputs.reference)
 
 
 def _masks(draw: Draw, reference: Session) -> Iterator[Excursion]:

@@ -1,6 +1,6 @@
 """Running a model piece by piece with every float measured; :mod:`onnxamp._numerics.watch` defines what is a fault."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -231,7 +231,10 @@ class Check:
         """Return the report with all measurements, and the first fault in words."""
         nodes = chain.from_iterable(group.flow.nodes for group in groups)
         self.ops.check({op_key(node) for node in nodes})
-        checks = [(self._taken(group.checks()), group.flow.lowest) for group in groups]
+        checks = list[tuple[list[ValueCheck], str]]()
+        for group in groups:
+            taken = [row for row in group.checks() if self.ops.takes(row.op)]
+            checks.append((taken, group.flow.lowest))
         # Branches with a fault come first, so that their measurements of a value count; the sort is stable.
         checks.sort(key=lambda pair: not any(row.fault for row in pair[0]))
         values: dict[str, ValueCheck] = {}
@@ -245,10 +248,6 @@ class Check:
             values=tuple(values.values()),
             first_bad=first,
         )
-
-    def _taken(self, rows: Iterable[ValueCheck]) -> list[ValueCheck]:
-        """Return the values of the op types to check."""
-        return [row for row in rows if self.ops.takes(row.op)]
 
 
 def _in_words(row: ValueCheck) -> FirstBad:

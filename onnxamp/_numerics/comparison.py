@@ -171,20 +171,7 @@ class Comparison:
         part = None
         if state is not None:
             part = state.part("comparison", self._depends_on(other))
-        probe = DiffProbe(
-            key=self._key,
-            reference=SentModel.of(self.reference.model),
-            result=SentModel.of(result),
-            engine=self.engine,
-            whole=self.whole,
-            budget=self.reference.budget,
-            selected=self.selected,
-            accept=self.limits.accept,
-            layers=bool(layers),
-            is_text=not self.run.samples.made_up,
-            generates=self.run.samples.generates,
-            choices=self.beyond != "ignored" or self.is_hard,
-        )
+        probe = self._probe(result, layers=bool(layers))
         memory = {
             REFERENCE: (probe.key, self.reference),
             RESULT: (probe.result_key, other),
@@ -205,24 +192,41 @@ class Comparison:
             deep = self._judged(
                 *self._compared(thorough, activity, part, memory, until)
             )
-            report = replace(report, first_bad=deep.first_bad, layers=deep.layers)
-            if deep.samples < report.samples:
-                text = f"Layers were compared on {deep.samples} of {report.samples} samples, in {seconds:.0f} s."
-                report = replace(report, notes=(*report.notes, text))
+            report = _with_layers(report, deep, seconds)
         report = replace(
             report, inputs=self.run.samples.summary, samples=self.run.samples.taken
         )
-        if self.beyond != "ignored" and report.passed and found[1] is not None:
-            deeper = None if layers is not False else False
-            there = replace(self, _result=other)
-            how = partial(there._compared_at, result, deeper, activity, seconds)
-            report = self._extended(report, found[1], how)
-            if report.passed and self.stress is not None:
-                report = self._stressed(report, self.stress, result, how)
-                # Choices that differ there are no fault, so nothing is blamed for them.
-                shallow = partial(there._compared_at, result, False, activity, seconds)
-                report = self._with_tie(report, self.stress, shallow)
+        tally = found[1]
+        if self.beyond == "ignored" or not report.passed or tally is None:
+            return report
+        there = replace(self, _result=other)
+        deeper = None if layers is not False else False
+        how = partial(there._compared_at, result, deeper, activity, seconds)
+        report = self._extended(report, tally, how)
+        if report.passed and self.stress is not None:
+            report = self._stressed(report, self.stress, result, how)
+            # Choices that differ there are no fault, so nothing is blamed for them.
+            shallow = partial(there._compared_at, result, False, activity, seconds)
+            report = self._with_tie(report, self.stress, shallow)
         return report
+
+    def _probe(self, result: Model, *, layers: bool) -> DiffProbe:
+        """Return what measures a result on a sample."""
+        samples = self.run.samples
+        return DiffProbe(
+            key=self._key,
+            reference=SentModel.of(self.reference.model),
+            result=SentModel.of(result),
+            engine=self.engine,
+            whole=self.whole,
+            budget=self.reference.budget,
+            selected=self.selected,
+            accept=self.limits.accept,
+            layers=layers,
+            is_text=not samples.made_up,
+            generates=samples.generates,
+            choices=self.beyond != "ignored" or self.is_hard,
+        )
 
     def _opened(self, result: Model) -> Session:
         """Return a result on the engine. One that ran on other inputs is prepared already, if it takes any branches."""
@@ -400,6 +404,22 @@ class Comparison:
             "the function that accepts": accept.print if accept is not None else ""
         }
 
+    def _begun(self, result: Model) -> DiffReport:
+        """Return a report on what is known before anything runs."""
+        samples = self.run.samples
+        engine = self.engine
+        adds_low = engine.arithmetic is not None or sums_low(engine.provider)
+        return DiffReport(
+            reference=self.reference.model.label,
+            result=result.label,
+            ran_on=engine.name(),
+            inputs=samples.description,
+            samples=samples.taken,
+            lowest="float32",
+            drawn=samples.made_up and adds_low,
+            redrawn=bool(samples.usual),
+        )
+
     def _compared(
         self,
         probe: DiffProbe,
@@ -415,17 +435,7 @@ class Comparison:
         """
         model = self.reference.model
         samples = self.run.samples
-        report = DiffReport(
-            reference=model.label,
-            result=probe.result.opened().label,
-            ran_on=self.engine.name(),
-            inputs=samples.description,
-            samples=samples.taken,
-            lowest="float32",
-            drawn=samples.made_up
-            and (self.engine.arithmetic is not None or sums_low(self.engine.provider)),
-            redrawn=bool(samples.usual),
-        )
+        report = self._begun(probe.result.opened())
         tally = Tally(self.limits.accept, samples.usual)
         what = "layers of sample" if probe.layers else "sample"
         kept = None
@@ -480,3 +490,12 @@ class Comparison:
             "passed" if report.passed else report.failure or "outside the limits",
         )
         return report
+
+
+def _with_layers(report: DiffReport, deep: DiffReport, seconds: float) -> DiffReport:
+    """Return a report with the layers of another one, for which there was so much time."""
+    report = replace(report, first_bad=deep.first_bad, layers=deep.layers)
+    if deep.samples >= report.samples:
+        return report
+    text = f"Layers were compared on {deep.samples} of {report.samples} samples, in {seconds:.0f} s."
+    return replace(report, notes=(*report.notes, text))

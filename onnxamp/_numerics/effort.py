@@ -1,4 +1,4 @@
-"""How far inputs are driven toward overflow: as far as the work of a model leaves time."""
+"""Limits on the search for inputs that overflow, by the work of the model."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple

@@ -9,7 +9,7 @@ from typing import Final
 from onnxamp._facts.ops import op_facts
 from onnxamp._numerics.beyond import Excursion
 from onnxamp._numerics.limits import Limits, is_plain, size_only
-from onnxamp._numerics.metrics import TOLERANCES, Measurement, TensorDiff, metric_name
+from onnxamp._numerics.metrics import TOLERANCES, Measurement, TensorDiff, metric_of
 from onnxamp._numerics.results import DiffReport, Extra, FirstBad, Judgement, LayerDiff
 from onnxamp._runtime.samples import NUMBERS
 
@@ -257,9 +257,7 @@ def _warnings(
                 few = f"samples show few of its numbers ({diff.size})"
                 limit = f"{miss.limit:.2g}, as {few if diff.size < NUMBERS else 'other inputs may show more'}"
             found = _told_apart(miss.found, miss.limit)
-            whose = metric_name(miss.metric)
-            if miss.metric == "part_rel_l2" and diff.part is not None:
-                whose += f" of {diff.part.told}"
+            whose = metric_of(miss.metric, diff)
             yield f"Output {diff.name!r}: {whose} is {found}; the limit is {limit}."
 
 

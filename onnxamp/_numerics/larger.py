@@ -20,6 +20,7 @@ from onnxamp._runtime.building import the_loader
 from onnxamp._runtime.engines import Session
 from onnxamp._runtime.memory import free_bytes, peak_bytes
 from onnxamp._runtime.random_inputs import Draw, InputMaker
+from onnxamp._runtime.samples import Samples, drawn
 from onnxamp._runtime.sizes import listed
 from onnxamp._runtime.values import check_inputs
 
@@ -65,23 +66,23 @@ _EMPTY_BYTES: Final = 64 << 20
 """Bytes of weights up to which an empty batch runs: loading them again would take longer than it is worth."""
 
 
-class Larger(NamedTuple):
-    """Larger inputs, or why there are none.
+class OtherInputs(NamedTuple):
+    """Inputs of another kind than the samples, such as larger ones, or why there are none.
 
     Attributes:
-        sizes: the sizes of dimensions that are larger, as text; the usual ones if there are none.
-        draw: the source of the inputs.
-        reference: the model, which ran on them and kept its outputs.
-        why: the reason if there are no such inputs.
+        what: what is other about them, such as the sizes of dimensions.
+        samples: the inputs.
+        reference: the model, which ran on them and kept its outputs; None if it does not run.
+        why: the reason in that case.
     """
 
-    sizes: str
-    draw: Draw | None = None
+    what: str
+    samples: Samples | None = None
     reference: Session | None = None
     why: str = ""
 
 
-def larger_draw(draw: Draw, reference: Session) -> Larger | None:
+def larger_draw(draw: Draw, reference: Session) -> OtherInputs | None:
     """Return larger inputs of a model, which runs on them; None if no dimension is open.
 
     Args:
@@ -120,11 +121,12 @@ def larger_draw(draw: Draw, reference: Session) -> Larger | None:
         except (OnnxAmpError, MemoryError) as error:
             why = in_short(error) or "they take too much memory"
             continue
-        return Larger(listed(sizes), Draw.by(larger, draw.seed, sizes), session)
-    return Larger(listed(usual), why=why)
+        samples = drawn(Draw.by(larger, draw.seed, sizes), larger.turns)
+        return OtherInputs(listed(sizes), samples, session)
+    return OtherInputs(f"sizes beyond {listed(usual)}", why=why)
 
 
-def empty_draw(draw: Draw, reference: Session) -> Larger | None:
+def empty_draw(draw: Draw, reference: Session) -> OtherInputs | None:
     """Return inputs with empty batches, of which the model makes empty outputs; None if there are none.
 
     Args:
@@ -152,7 +154,8 @@ def empty_draw(draw: Draw, reference: Session) -> Larger | None:
     )
     if not session.outputs.kept or any(np.size(output) for output in every):
         return None
-    return Larger(listed(sizes), Draw.by(empty, draw.seed, sizes), session)
+    samples = drawn(Draw.by(empty, draw.seed, sizes), empty.turns)
+    return OtherInputs(listed(sizes), samples, session)
 
 
 def _fixed_sizes(maker: InputMaker) -> frozenset[str]:
@@ -168,15 +171,20 @@ def in_short(error: BaseException) -> str:
     return text[:_LONGEST].rstrip(". ") + ("…" if len(text) > _LONGEST else "")
 
 
+def apart(reference: Session) -> Session:
+    """Return a session of the model for inputs of other sizes, which keeps its outputs by itself."""
+    # Emulated sums depend on their lengths; all else that is prepared suits any sizes.
+    is_bound = reference.engine.arithmetic is not None
+    return reference.anew({}) if is_bound else reference.alone()
+
+
 def _ran(reference: Session, maker: InputMaker, seed: int) -> Session:
     """Return the model after it ran on the inputs of every turn.
 
     Raises:
         OnnxAmpError: it does not run.
     """
-    # Emulated sums depend on their lengths; all else that is prepared suits any sizes.
-    is_bound = reference.engine.arithmetic is not None
-    session = reference.anew({}) if is_bound else reference.alone()
+    session = apart(reference)
     draw = Draw.by(maker, seed, {})
     for number in range(maker.turns):
         feeds = check_inputs(session.model.proto, draw.make(number))

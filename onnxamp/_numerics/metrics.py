@@ -276,6 +276,14 @@ class TensorDiff:
         return f"{self.bad.kind} where the reference is finite: {count}, {where}."
 
 
+def metric_of(metric: str, output: TensorDiff | None) -> str:
+    """Return a metric of an output in words, with the part of the output if it is the error of a part."""
+    name = metric_name(metric)
+    if metric != "part_rel_l2" or output is None or output.part is None:
+        return name
+    return f"{name} of {output.part.told}"
+
+
 @dataclass(frozen=True, slots=True)
 class Perplexity:
     """The quality of two decoders' predictions of texts: exp(-mean ln p) over all tokens but the first of each sample.

@@ -1,4 +1,4 @@
-"""Whether a model that was upgraded or folded still computes the same in float32."""
+"""Proof that an upgraded or folded model still computes the same in float32."""
 
 from dataclasses import dataclass, field, replace
 from typing import Final

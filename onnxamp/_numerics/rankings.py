@@ -1,4 +1,4 @@
-"""How far two models agree about the rows of an output: about their largest elements, and their distributions."""
+"""The agreement of two models on the rows of an output: on their largest elements, and on their distributions."""
 
 from collections.abc import Iterator
 

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from onnxamp._base.words import shortened
 from onnxamp._numerics.paired import PairedOutputs
 from onnxamp._runtime.engines import Outputs, Session
 from onnxamp._runtime.flow import DataflowGraph
@@ -46,10 +47,10 @@ def nan_inputs(feeds: Feeds) -> Iterator[str]:
 def left_to_cpu(result: Session) -> Iterator[str]:
     """Yield a sentence about the nodes that the engine left to the CPU."""
     left = result.left_to_cpu()
-    listed = [f"{op} ({times})" for op, times in left.most_common(5)]
-    more = f" and {len(left) - 5} more op types" if len(left) > 5 else ""
     if left:
-        yield f"The engine left {left.total()} nodes to the CPU: {', '.join(listed)}{more}."
+        ops = [f"{op} ({times})" for op, times in left.most_common()]
+        listed = shortened(ops, 5, "op type")
+        yield f"The engine left {left.total()} nodes to the CPU: {listed}."
 
 
 def faults(reference: Session, result: Session, ran: PairedOutputs) -> Iterator[str]:

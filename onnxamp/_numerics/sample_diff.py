@@ -1,6 +1,6 @@
 """Comparing two models on samples."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from secrets import token_hex
 from typing import Final
@@ -149,31 +149,19 @@ class TwoModels(PairedSessions):
         beside = self.reference.parts_of(flows[0], flows[0])
         names = [*flows[0].outputs, *(n for n in reference if n not in beside)]
         reference = {name: reference[name] for name in names if name in reference}
-        for name in reference:
-            if name not in result:
-                raise ArgumentError(
-                    f"The models have different outputs: only the reference has {name!r}."
-                )
+        _check_names(reference, result)
         reader = self.reader
         accept = self.probe.accept
         if reader is not None and self.result.runs_whole(feeds):
-            reference, result = (
-                reader.defined(feeds, outputs) for outputs in (reference, result)
-            )
+            reference = reader.defined(feeds, reference)
+            result = reader.defined(feeds, result)
         detections, diffs = compare_matched(reference, result, self.probe.selected)
         is_accepted = accept is None or accept.takes(reference, result)
         tokens = list(chosen_tokens(self.reference, feeds, reference, result, number))
-        if reader is not None:
-            try:
-                tokens += reader.generated(
-                    (self.reference, self.result),
-                    feeds,
-                    (reference, result),
-                    most=self.probe.generates,
-                    sample=number,
-                )
-            except RuntimeFailure as error:
-                return replace(found, failure=str(error))
+        try:
+            tokens += self._generated(number, feeds, (reference, result))
+        except RuntimeFailure as error:
+            return replace(found, failure=str(error))
         return replace(
             found,
             noise=self._noise(number, feeds, reference, diffs, facts),
@@ -189,16 +177,43 @@ class TwoModels(PairedSessions):
             else reader.perplexity(feeds, reference, result),
             mismatches=tuple(mismatches(reference, result)),
             rejected=None if accept is None or is_accepted else accept.name,
-            notes=(
-                *nan_inputs(feeds),
-                *left_to_cpu(self.result),
-                *(self._saturated(feeds, reference, result) if number == 0 else ()),
-                *faults(self.reference, self.result, ran),
-            ),
+            notes=tuple(self._notes(number, feeds, ran, (reference, result))),
             taken=tuple(sorted(flows[0].taken)),
             grouped=self._grouped(item, feeds, reference, result),
             choices=tuple(self._close_calls(item, feeds, ran, choosing)),
         )
+
+    def _generated(
+        self, number: int, feeds: Feeds, outputs: tuple[Outputs, Outputs]
+    ) -> Iterable[Parting]:
+        """Return where the models choose other tokens while they generate a text.
+
+        Raises:
+            RuntimeFailure: a model does not run.
+        """
+        if self.reader is None:
+            return ()
+        return self.reader.generated(
+            (self.reference, self.result),
+            feeds,
+            outputs,
+            most=self.probe.generates,
+            sample=number,
+        )
+
+    def _notes(
+        self,
+        number: int,
+        feeds: Feeds,
+        ran: PairedOutputs,
+        outputs: tuple[Outputs, Outputs],
+    ) -> Iterator[str]:
+        """Yield sentences about how the models ran. Saturation is looked for on the first sample alone."""
+        yield from nan_inputs(feeds)
+        yield from left_to_cpu(self.result)
+        if number == 0:
+            yield from self._saturated(feeds, *outputs)
+        yield from faults(self.reference, self.result, ran)
 
     def _close_calls(
         self,
@@ -377,6 +392,15 @@ class DiffProbe(Probe[SampleDiff]):
             result=remembered(memory, RESULT, self.result_key, result),
         )
         return Opened(models.prepare, one_by_one(models.compare))
+
+
+def _check_names(reference: Outputs, result: Outputs) -> None:
+    """Raise an error if the reference has an output that the result lacks."""
+    for name in reference:
+        if name not in result:
+            raise ArgumentError(
+                f"The models have different outputs: only the reference has {name!r}."
+            )
 
 
 def reference_on(engine: Engine, model: Model, budget: int, *, whole: bool) -> Session:

@@ -18,7 +18,8 @@ from onnxamp._base.errors import GradientError, OnnxAmpError
 from onnxamp._facts.dtypes import FLOAT, Format, Range
 from onnxamp._facts.providers import ANY
 from onnxamp._gradients.writer import MIN_OPSET
-from onnxamp._graph.bounds.bounds import Bounds, find_bounds
+from onnxamp._graph.bounds.bounds import Bounds
+from onnxamp._graph.bounds.find import find_bounds
 from onnxamp._graph.graph import graph_of
 from onnxamp._model.exponents import stored_exponents
 from onnxamp._model.model import Model
@@ -207,16 +208,8 @@ def _differentiable(reference: Model, sample: Feeds) -> Model:
 def _alike(samples: Iterable[Feeds]) -> list[Feeds]:
     """Return the samples with the shapes of the first one: the model is differentiated for one size."""
     every = list(samples)
-    first = _shapes(every[0])
-    return [feeds for feeds in every if _shapes(feeds) == first]
-
-
-def _shapes(feeds: Feeds) -> dict[str, tuple[int, ...]]:
-    return {
-        name: array.shape
-        for name, array in feeds.items()
-        if isinstance(array, np.ndarray)
-    }
+    first = shapes_of(every[0])
+    return [feeds for feeds in every if shapes_of(feeds) == first]
 
 
 def _ranges(samples: Iterable[Feeds]) -> dict[str, Range]:

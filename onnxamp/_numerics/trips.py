@@ -1,16 +1,16 @@
 """Loops that run no trip, one, and many, where an input says how often they run."""
 
 from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
 from onnxamp._base.errors import OnnxAmpError
 from onnxamp._facts.ops import op_facts, op_key
-from onnxamp._numerics.larger import in_short
+from onnxamp._numerics.larger import OtherInputs, apart, in_short
 from onnxamp._runtime.engines import Outputs, Session
 from onnxamp._runtime.flow import DataflowGraph
-from onnxamp._runtime.samples import Samples, held_samples
+from onnxamp._runtime.samples import held_samples
 from onnxamp._runtime.values import Feeds, check_inputs
 
 _FEW: Final = (0, 1)
@@ -23,23 +23,7 @@ _MANY: Final = (64, 32, 16, 8)
 """Numbers of trips that are tried, the largest first: errors that add up show in them."""
 
 
-class Trips(NamedTuple):
-    """Inputs with which loops run so often.
-
-    Attributes:
-        what: the inputs and their numbers.
-        samples: the inputs.
-        reference: the original, which ran on them, and kept its outputs; None if it does not run.
-        why: the reason in that case.
-    """
-
-    what: str
-    samples: Samples
-    reference: Session | None = None
-    why: str = ""
-
-
-def other_trips(reference: Session, feeds: Feeds) -> Iterator[Trips]:
+def other_trips(reference: Session, feeds: Feeds) -> Iterator[OtherInputs]:
     """Yield inputs with which the loops of a model run no trip, one, and as many as their growth allows.
 
     A loop whose values grow faster than its trips leaves any range sooner or later, float32's as well, so nothing
@@ -91,20 +75,21 @@ def _is_number(feed: object) -> bool:
 
 def _run(
     reference: Session, feeds: Feeds, names: Iterable[str], count: int
-) -> tuple[Trips, Outputs]:
+) -> tuple[OtherInputs, Outputs]:
     """Run the model with so many trips, and return the inputs and its outputs."""
     changed = {name: np.full_like(feeds[name], count) for name in names}
     inputs = {**feeds, **changed}
     what = ", ".join(f"{name}={count}" for name in changed)
     samples = held_samples(what, [inputs])
-    is_bound = reference.engine.arithmetic is not None
-    session = reference.anew({}) if is_bound else reference.alone()
+    session = apart(reference)
     try:
         checked = check_inputs(session.model.proto, inputs)
         outputs = session.run_sample(0, checked)
     except (OnnxAmpError, MemoryError) as error:
-        return Trips(what, samples, why=in_short(error) or "too little memory"), {}
-    return Trips(what, samples, session), outputs
+        return OtherInputs(
+            what, samples, why=in_short(error) or "too little memory"
+        ), {}
+    return OtherInputs(what, samples, session), outputs
 
 
 def _largest(outputs: Outputs) -> float:

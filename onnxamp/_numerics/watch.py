@@ -2,7 +2,7 @@
 
 Each low-precision value is compared with the exact result of its op on the same inputs: emulation computes both. So
 overflow and underflow are told apart from their consequences downstream. On an engine that computes low precision
-itself, each op runs there on the exact values of the float32 model behind the model, which the CPU computes.
+itself, each op runs there on the exact values of the model in float32, which the CPU computes.
 
 ================  =====================================================================================================
 fault             when, with inputs that are fine
@@ -416,10 +416,10 @@ class EngineProbe(CheckProbe):
         ]
 
     def _side_by_side(self, memory: Memory) -> PairedSessions:
-        """Return the float32 model behind the model, and the model as it runs on the engine.
+        """Return the model in float32, and as it runs on the engine.
 
         Raises:
-            ModelError, OpsetError: there is no float32 model behind it.
+            ModelError, OpsetError: the model cannot be raised to float32.
         """
 
         def opened() -> PairedSessions:

@@ -7,6 +7,7 @@ from math import isfinite, isnan
 from typing import Any, Final
 
 from onnxamp._base.errors import printable
+from onnxamp._base.words import shortened
 
 _LONGEST_NAME: Final = 400
 """Characters of a name that the page shows; longer ones lose their middle."""
@@ -65,11 +66,6 @@ def percent(part: float, whole: float) -> str:
     return ">99 %" if 99 < share < 100 else f"{share:.0f} %"
 
 
-def count(number_of: int, noun: str) -> str:
-    """Return a number with its noun: ``1 node``, ``1,200 nodes``."""
-    return f"{number_of:,} {noun}" + ("" if number_of == 1 else "s")
-
-
 def as_sentence(clause: str) -> str:
     """Return a clause with a capital letter and a full stop; the rest of it stays as it is."""
     return f"{clause[:1].upper()}{clause[1:]}."
@@ -97,9 +93,7 @@ def tally(names: Iterable[str], longest: int | None = None) -> str:
     """Return names with how often they occur, most frequent first."""
     counts = Counter(names).most_common()
     texts = [f"{name} ×{times}" if times > 1 else name for name, times in counts]
-    shown = ", ".join(texts[:longest])
-    more = len(texts[longest:]) if longest is not None else 0
-    return f"{shown} and {count(more, 'more op type')}" if more else shown
+    return shortened(texts, longest, "op type")
 
 
 def detailed(rows: Iterable[Any]) -> tuple[str, ...]:

@@ -5,11 +5,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from onnxamp._audit import Audit, Finding
+from onnxamp._base.words import count
 from onnxamp._facts.dtypes import FLOAT16, LOWEST_FIRST
 from onnxamp._facts.ops import op_facts
 from onnxamp._facts.tables import device_of
 from onnxamp._numerics.results import OutOfRange, RunCheck, ValueCheck
-from onnxamp._report import count, magnitude, number, opset_text, size, tally
+from onnxamp._report import magnitude, number, opset_text, size, tally
 from onnxamp._report.comparison import (
     first_bad_sentence,
     not_run,

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Final
 
+from onnxamp._base.words import count
 from onnxamp._numerics.close_calls import CloseCalls
 from onnxamp._numerics.results import DiffReport
-from onnxamp._report import count
 from onnxamp._report.parts import Section, hint, notes, section
 
 _NODES: Final = 8

@@ -4,9 +4,10 @@ from collections.abc import Iterator, Sequence
 from math import isnan
 from typing import Final, Protocol
 
+from onnxamp._base.words import count
 from onnxamp._facts.dtypes import FORMATS
 from onnxamp._numerics.limits import TYPICAL
-from onnxamp._numerics.metrics import Perplexity, TensorDiff, metric_name
+from onnxamp._numerics.metrics import Perplexity, TensorDiff, metric_of
 from onnxamp._numerics.results import (
     Cure,
     DiffReport,
@@ -17,7 +18,7 @@ from onnxamp._numerics.results import (
     RunCheck,
 )
 from onnxamp._numerics.stressed import Proof
-from onnxamp._report import change, count, magnitude, number, percent, shape
+from onnxamp._report import change, magnitude, number, percent, shape
 from onnxamp._report.choices import choices_section
 from onnxamp._report.headroom import headroom_section
 from onnxamp._report.parts import (
@@ -458,13 +459,11 @@ def _more_metrics(diff: DiffReport) -> Table:
 def _limits(diff: DiffReport) -> Table:
     """Return the limits, broken ones first."""
     rows = []
-    parts = {one.name: one.part.told for one in diff.outputs if one.part is not None}
+    outputs = {one.name: one for one in diff.outputs}
     for one in sorted(diff.judgements, key=lambda judgement: judgement.passed):
         # Cosines are near 1, where three digits would all be nines.
         measured = number(one.found, 7 if one.metric == "cosine" else 3)
-        metric = metric_name(one.metric)
-        if one.metric == "part_rel_l2" and one.output in parts:
-            metric += f" of {parts[one.output]}"
+        metric = metric_of(one.metric, outputs.get(one.output))
         cells = (one.output, metric, measured, number(one.limit, 7))
         rows.append(TableRow(cells, Status.of(one.passed)))
     return table("limits", rows)

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from onnxamp._audit import Audit
 from onnxamp._base.state import as_data
+from onnxamp._base.words import count, shortened
 from onnxamp._convert.causes import sentence_of
 from onnxamp._convert.plan import HazardRow, Plan
 from onnxamp._decide.verdicts import title_of
@@ -14,7 +15,7 @@ from onnxamp._facts.dtypes import FORMATS
 from onnxamp._job.worth import SLOWER
 from onnxamp._job.writing import Conversion
 from onnxamp._numerics.results import Cure, DiffReport
-from onnxamp._report import as_sentence, count, detailed, percent, size, tally
+from onnxamp._report import as_sentence, detailed, percent, size, tally
 from onnxamp._report.comparison import (
     beyond_usual,
     comparison_notes,
@@ -449,17 +450,12 @@ def _kept(conversion: Conversion) -> Table:
         (
             weight.name,
             f"{size(weight.size)}{', also stored low' if weight.copied else ''}",
-            _shortened([*weight.readers]),
-            _shortened([*dict.fromkeys(weight.readers.values())], 1),
+            shortened([*weight.readers], _READERS),
+            shortened([*dict.fromkeys(weight.readers.values())], 1),
         )
         for weight in conversion.summary.kept_weights
     )
     return table("kept-weights", rows)
-
-
-def _shortened(texts: Sequence[str], shown: int = _READERS) -> str:
-    more = f" and {len(texts) - shown} more" if len(texts) > shown else ""
-    return f"{', '.join(texts[:shown])}{more}"
 
 
 def _sizes(conversion: Conversion, audit: Audit | None) -> Iterator[Part]:

@@ -8,6 +8,7 @@ from typing import Final
 
 from onnx import ModelProto
 
+from onnxamp._base.words import count
 from onnxamp._convert.plan import CONSTANTS, Plan
 from onnxamp._decide.verdicts import Reason, title_of
 from onnxamp._graph.types import PRECISIONS
@@ -15,7 +16,7 @@ from onnxamp._model.model import weight_bytes
 from onnxamp._model.protos import opset_imports
 from onnxamp._numerics.stressed import Room
 from onnxamp._options.lists import Preset
-from onnxamp._report import count, opset_text, size
+from onnxamp._report import opset_text, size
 from onnxamp._report.conversion import VARIABLES, decision_table, warning_items
 from onnxamp._report.headroom import headroom_section
 from onnxamp._report.parts import (
@@ -177,12 +178,8 @@ def _operators(counts: Mapping[tuple[str, str], int]) -> Table:
     for op in sorted({op for op, _ in counts}):
         rows[op] = [counts.get((op, dtype), 0) for dtype in PRECISIONS]
     ops = sorted(rows, key=lambda op: -sum(rows[op]))
-    cells = [(op, *map(_count_or_blank, rows[op])) for op in ops]
+    cells = [(op, *(str(times or "") for times in rows[op])) for op in ops]
     return table("operators", cells, more=PRECISIONS)
-
-
-def _count_or_blank(times: int) -> str:
-    return str(times or "")
 
 
 def _levels(plans: Mapping[str, tuple[Plan, Mapping[str, int]]]) -> Table:

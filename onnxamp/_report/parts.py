@@ -12,13 +12,14 @@ from itertools import chain, pairwise
 from typing import Final, NamedTuple, Self, TypeAlias
 
 from onnxamp._audit import Audit
+from onnxamp._base.words import count
 from onnxamp._convert.plan import ExpectedError, Plan, QuantizedUnit
 from onnxamp._decide.verdicts import title_of
 from onnxamp._facts.dtypes import FORMATS
 from onnxamp._facts.tables import read_table
 from onnxamp._graph.quantized import INTEGERS, PRODUCTS, SCALES
 from onnxamp._numerics.results import DiffReport
-from onnxamp._report import as_sentence, count, detailed, number, percent, size, tally
+from onnxamp._report import as_sentence, detailed, number, percent, size, tally
 from onnxamp._runtime.sizes import listed
 
 _ROLES: Final[Mapping[str, str]] = {

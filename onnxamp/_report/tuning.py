@@ -9,11 +9,12 @@ from typing import Any, Final
 
 from onnxamp._audit import Audit
 from onnxamp._base.state import as_data
+from onnxamp._base.words import count
 from onnxamp._convert.plan import CONSTANTS
 from onnxamp._decide.verdicts import title_of
 from onnxamp._job.writing import Conversion
 from onnxamp._numerics.results import DiffReport
-from onnxamp._report import as_sentence, count, detailed, number, percent, size, tally
+from onnxamp._report import as_sentence, detailed, number, percent, size, tally
 from onnxamp._report.comparison import partings, text_figures
 from onnxamp._report.conversion import conversion_data, conversion_report
 from onnxamp._report.parts import (

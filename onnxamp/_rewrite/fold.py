@@ -12,6 +12,7 @@ import onnx.defs
 from onnx import ModelProto, NodeProto, helper
 
 from onnxamp._base.errors import OpsetError
+from onnxamp._base.words import count, enumerated
 from onnxamp._decide.overrides import find_overrides
 from onnxamp._facts.kernels import float_types, takes_anywhere
 from onnxamp._facts.ops import op_facts
@@ -222,15 +223,22 @@ def apply(
         refused.append(_why_late(graph, late, target, ceiling))
     result = draft if graph is draft.graph else Draft.of(graph)
     if ready:
-        model = copied(graph.model)
-        apply_folds(graph, ready, model)
-        # What is left has the types and shapes that it had, if onnx infers those of the new ops.
-        is_inferred = all(onnx.defs.has(fold.op, reached, "") for fold in ready)
-        build = partial(Graph.of, model, graph.folder, before=graph)
-        result = Draft(model, graph.folder, build if is_inferred else None)
+        result = _folded(graph, ready)
         notes.append(f"Folded {told(ready)}.")
     requested = options.folds and result is not draft
     return PassResult(result, tuple(notes), requested, tuple(refused))
+
+
+def _folded(graph: Graph, folds: Sequence[Fold]) -> Draft:
+    """Return a graph's model with these folds."""
+    model = copied(graph.model)
+    apply_folds(graph, folds, model)
+    # What is left has the types and shapes that it had, if onnx infers those of the new ops.
+    opset = graph.book.opsets[""]
+    is_inferred = all(onnx.defs.has(fold.op, opset, "") for fold in folds)
+    before = graph if is_inferred else None
+    build = partial(Graph.of, model, graph.folder, before=before)
+    return Draft(model, graph.folder, build)
 
 
 def _own(fold: Fold, target: str) -> Fold:
@@ -316,8 +324,4 @@ def told(folds: Sequence[Fold]) -> str:
         else fold.kind
         for fold in folds
     )
-    parts = [
-        f"{n} {kind}{'' if n == 1 else 'es' if kind.endswith('x') else 's'}"
-        for kind, n in counts.items()
-    ]
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+    return enumerated([count(n, kind) for kind, n in counts.items()])

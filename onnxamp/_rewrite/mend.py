@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from onnx import TensorProto, TypeProto
 
 from onnxamp._base.errors import ModelError
+from onnxamp._base.words import shortened
 from onnxamp._facts.dtypes import elem_of, readable_types
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
@@ -115,9 +116,8 @@ class _Mender:
         mended = dict.fromkeys([*self._removed(), *self._corrected()])
         if not mended:
             return
-        listed = ", ".join(map(repr, [*mended][:_SHOWN]))
-        more = f" and {len(mended) - _SHOWN:,} more" if len(mended) > _SHOWN else ""
-        yield f"Declared types contradicted those of values, which no runtime loads, and were corrected: {listed}{more}."
+        listed = shortened([*map(repr, mended)], _SHOWN)
+        yield f"Declared types contradicted those of values, which no runtime loads, and were corrected: {listed}."
 
     def _removed(self) -> Iterator[str]:
         """Remove wrong declarations of node outputs, and yield their names."""

@@ -8,10 +8,9 @@ here, because it follows from these: names of inputs and results, types, weights
 Complexity: linear in ports.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from itertools import chain
-from typing import NamedTuple
 
 from onnxamp._decide.kinds import kinds
 from onnxamp._decide.ports import LOW, NONE
@@ -38,7 +37,7 @@ def plan_edits(problem: Problem, decision: Decision) -> Edits:
     inputs = _inputs(problem, decision, names)
     results = _results(problem, decision, names)
     weights = _weights(problem, names)
-    sums = _bounded_sums(problem, decision, names, new)
+    unbounded, bounded = _bounded_sums(problem, decision, names, new)
     return Edits(
         problem.options.low,
         casts=casts.casts,
@@ -47,7 +46,7 @@ def plan_edits(problem: Problem, decision: Decision) -> Edits:
         moved=names.moved,
         removed=find_removals(problem, names, inputs, results),
         inputs=inputs,
-        outputs={**names.outputs, **sums.outputs},
+        outputs={**names.outputs, **unbounded},
         results=results,
         types=_types(problem, names.low_names),
         result_types=_result_types(problem, decision),
@@ -56,7 +55,7 @@ def plan_edits(problem: Problem, decision: Decision) -> Edits:
         renamed=names.renamed,
         rounded=_kept_positive(problem, weights, casts),
         halved=_halved(problem, decision),
-        sums=sums.results,
+        sums=bounded,
     )
 
 
@@ -207,19 +206,13 @@ def _kept_positive(
     return kept
 
 
-class _BoundedSums(NamedTuple):
-    """Sums that are bounded: new names of the outputs of their nodes, and by node the names of the bounded result and
-    of a value on the way there.
-    """
-
-    outputs: Mapping[tuple[int, int], str]
-    results: Mapping[int, tuple[str, str]]
-
-
 def _bounded_sums(
     problem: Problem, decision: Decision, names: Names, new: NewNames
-) -> _BoundedSums:
+) -> tuple[dict[tuple[int, int], str], dict[int, tuple[str, str]]]:
     """Bound low sums of scores and a mask among the inputs.
+
+    Return the new names of the outputs of their nodes, and by node the names of the bounded result and of a value on
+    the way there.
 
     Where a type is narrow, a score beside its largest number overflows, or leaves traces, by which a fully masked
     row would not be uniform.
@@ -238,4 +231,4 @@ def _bounded_sums(
             name = names.outputs.get((index, 0), graph.values[value].name)
             outputs[index, 0] = new.fresh(f"{name}_unbounded")
             results[index] = name, new.fresh(f"{name}_floored")
-    return _BoundedSums(outputs, results)
+    return outputs, results

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
+from onnxamp._base.words import count
 from onnxamp._decide.equations import Equations, find_equations, is_stored
 from onnxamp._decide.exponent_rows import complete
 from onnxamp._decide.relations import ZERO
@@ -219,9 +220,9 @@ class _Rescaling:
         if largest.largest:
             now = largest.largest * 2.0**-largest.exponent
             what += f": {largest.value!r} reaches {now:.3g} instead of {largest.largest:.3g}"
-        done = [_count(self.touched, "constant")]
+        done = [count(self.touched, "constant")]
         if self.moved:
-            done.append(_count(self.moved, "attribute"))
+            done.append(count(self.moved, "attribute"))
         text = f"{what}. Multiplied {' and '.join(done)}"
         if self.split:
             text += f", of which {self.split} in a second copy"
@@ -229,12 +230,12 @@ class _Rescaling:
             text += f"; at most {rescaling.gap:,} fewer may suffice"
         elif rescaling.gap is not None:
             text += "; no exponents need fewer"
-        muls = _count(self.muls, "Mul")
+        muls = count(self.muls, "Mul")
         yield f"{text}. {muls} at the model's interface." if self.muls else f"{text}."
         if self.adds:
-            yield f"{_count(self.adds, 'Add')} after logarithms: results differ there by a rounding."
-        for name, count in self.lost.items():
-            what = f"{_count(count, 'element')} of {name!r}"
+            yield f"{count(self.adds, 'Add')} after logarithms: results differ there by a rounding."
+        for name, lost in self.lost.items():
+            what = f"{count(lost, 'element')} of {name!r}"
             yield f"{what} left float32's range when multiplied: results differ slightly."
 
 
@@ -264,10 +265,6 @@ def _lost(array: NDArray[np.float32], exponent: int) -> int:
     return int(np.count_nonzero(back != array)) - int(
         np.count_nonzero(np.isnan(array))
     )
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _overwrite(tensor: TensorProto, new: TensorProto) -> None:

@@ -8,7 +8,7 @@ from graph.test_bounds import every_value, weights
 from graphs.case import parse
 
 from onnxamp._facts.dtypes import FLOAT16
-from onnxamp._graph.bounds.bounds import find_bounds
+from onnxamp._graph.bounds.find import find_bounds
 from onnxamp._graph.graph import Graph
 
 F = np.float32

@@ -18,7 +18,8 @@ from strategies.wild import wild
 from onnxamp import convert_model
 from onnxamp._facts.dtypes import FLOAT16
 from onnxamp._facts.tables import read_table
-from onnxamp._graph.bounds.bounds import find_bounds, rules
+from onnxamp._graph.bounds.find import find_bounds
+from onnxamp._graph.bounds.walk import rules
 from onnxamp._graph.bounds.weights import _BLOCK, largest_stretch, least_stretch, range_of
 from onnxamp._graph.graph import Graph
 from onnxamp._runtime.session import make_session, run

@@ -13,7 +13,7 @@ from strategies.wild import wild
 
 from onnxamp import convert_model
 from onnxamp._facts.dtypes import BFLOAT16, FLOAT16, FORMATS
-from onnxamp._graph.bounds.bounds import find_bounds
+from onnxamp._graph.bounds.find import find_bounds
 from onnxamp._graph.graph import Graph
 from onnxamp._runtime.emulate import emulate
 

@@ -284,11 +284,16 @@ def _near_one(graph: Graph) -> Iterator[Hazard]:
             yield from _cosine_distance(graph, node)
 
 
-def _cosine_distance(graph: Graph, end: Node) -> Iterator[Hazard]:
-    """Yield the nodes from the product of normalized vectors to what needs the last digits of their cosine, if any."""
+def _path_to(graph: Graph, end: Node) -> list[Node]:
+    """Return the nodes that compute what a node reads, and the exact ops between."""
     values = (value for _, value in graph.float_inputs(end))
     makers = chain.from_iterable(makers_through_exact(graph, one) for one in values)
-    path = list(islice(makers, _REACH))
+    return list(islice(makers, _REACH))
+
+
+def _cosine_distance(graph: Graph, end: Node) -> Iterator[Hazard]:
+    """Yield the nodes from the product of normalized vectors to what needs the last digits of their cosine, if any."""
+    path = _path_to(graph, end)
     found = set[int]().union(*(cosine_nodes(graph, one) for one in path))
     if found:
         why = (
@@ -300,9 +305,7 @@ def _cosine_distance(graph: Graph, end: Node) -> Iterator[Hazard]:
 
 def _leading(graph: Graph, end: Node, starts: frozenset[str]) -> Iterator[Hazard]:
     """Yield a node, and the exact ops between it and a number near 1 that one of some ops makes, with this op."""
-    values = (value for _, value in graph.float_inputs(end))
-    makers = chain.from_iterable(makers_through_exact(graph, one) for one in values)
-    path = list(islice(makers, _REACH))
+    path = _path_to(graph, end)
     is_sum = starts == op_facts().additive
     last = [one for one in path if one.key in starts]
     if any(not is_sum or _is_beside_one(graph, one) for one in last):

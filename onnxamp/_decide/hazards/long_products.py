@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 from typing import Final
 
 from onnxamp._decide.exponent_rows import unfit_nodes
-from onnxamp._decide.kinds import Hazard, HazardKind, PriceDetails, hazards_on
+from onnxamp._decide.kinds import Hazard, HazardKind, hazards_on
 from onnxamp._decide.overrides import find_overrides
 from onnxamp._decide.split_products import SUM, may_split
 from onnxamp._facts.dtypes import FLOAT16, Format
@@ -175,10 +175,8 @@ class _LongProducts(HazardKind):
         "the target would lose digits of a long product, which it sums up in float16"
     )
     is_measurable = True
-    price_details = PriceDetails(
-        low="the error of its float16 sum is worth it",
-        high="the error of its float16 sum is not worth the Casts",
-    )
+    why_low = "the error of its float16 sum is worth it"
+    why_high = "the error of its float16 sum is not worth the Casts"
 
     def find_on(self, graph: Graph, low: Format, target: str, /) -> Iterator[Hazard]:
         return long_products(graph, low, target)

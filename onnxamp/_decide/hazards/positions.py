@@ -26,7 +26,7 @@ from onnxamp._graph.accumulation import accumulated
 from onnxamp._graph.counted import COUNTED, INVERSE, POSITION, Counted, counted
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import is_rounded
-from onnxamp._graph.view import ABSENT, Node
+from onnxamp._graph.view import ABSENT, Node, passed_from
 
 _EXACT = "leads to an op that needs exact positions"
 _RESULT = "leads to a result that holds coordinates"
@@ -65,7 +65,7 @@ def _hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
     found = graph.ask(counted, low)
     states = graph.ask(accumulated, low).values
     for index in sorted(found.computing):
-        is_positional = states.isdisjoint(graph.nodes[index].inputs)
+        is_positional = states.keys().isdisjoint(graph.nodes[index].inputs)
         why = "computes positions" if is_positional else "works on accumulated state"
         yield _unless_exact(graph, index, why)
     positions = {value for value, mark in found.marks.items() if mark & POSITION}
@@ -75,9 +75,9 @@ def _hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
         if mark & COUNTED and graph.types[value] in ANY_FLOAT_TENSORS
     }
     exact = [node for node in _sinks(graph) if _first(graph, node) in positions]
-    yield from _leading_to(graph, found, exact, positions, _EXACT)
+    yield from _leading_to(graph, exact, positions, _EXACT)
     ends = [node for node in _sinks(graph) if _needs(graph, found, node, low)]
-    yield from _leading_to(graph, found, ends, coordinates, _EXACT)
+    yield from _leading_to(graph, ends, coordinates, _EXACT)
     large = {
         value
         for value in coordinates
@@ -93,9 +93,9 @@ def _hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
     ]
     yield from _leading_to(graph, found, distances, coordinates, _DISTANCE)
     inverses = {value for value, mark in found.marks.items() if mark & INVERSE}
-    yield from _leading_to(graph, found, sizes, coordinates | inverses, _SIZE)
+    yield from _leading_to(graph, sizes, coordinates | inverses, _SIZE)
     results = [value for value in graph.scopes[0].outputs if value in large]
-    yield from _upstream(graph, found, results, coordinates, _RESULT)
+    yield from _upstream(graph, results, coordinates, _RESULT)
 
 
 def _unless_exact(graph: Graph, index: int, why: str, value: int = ABSENT) -> Hazard:
@@ -136,7 +136,7 @@ def _needs(graph: Graph, found: Counted, node: Node, low: Format) -> bool:
 
 
 def _leading_to(
-    graph: Graph, found: Counted, ends: list[Node], among: set[int], why: str
+    graph: Graph, ends: list[Node], among: set[int], why: str
 ) -> Iterator[Hazard]:
     """Yield nodes that need exact numbers, and those that compute them."""
     for node in ends:
@@ -145,23 +145,24 @@ def _leading_to(
         yield Hazard(node.index, KIND, "works on positions", unless=claims)
     read = chain.from_iterable(node.inputs for node in ends)
     values = [value for value in read if value in among]
-    yield from _upstream(graph, found, values, among, why)
+    yield from _upstream(graph, values, among, why)
 
 
 def _upstream(
-    graph: Graph, found: Counted, values: Iterable[int], among: set[int], why: str
+    graph: Graph, values: Iterable[int], among: set[int], why: str
 ) -> Iterator[Hazard]:
     """Yield the nodes that compute some values from positions, also in bodies.
 
     Complexity: linear; each value is visited once.
     """
+    passed = graph.ask(passed_from)
     stack = list(values)
     seen = set(stack)
     visited = set[int]()
     while stack:
         value = stack.pop()
         sources = list[int]()
-        for owner, source in found.passes.get(value, ()):
+        for owner, source in passed.get(value, ()):
             port = value if value in graph.nodes[owner].outputs else source
             yield _unless_exact(graph, owner, why, port)
             sources.append(source)

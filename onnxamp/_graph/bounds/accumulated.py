@@ -35,15 +35,10 @@ def accumulated(
     """
     if fact.overflows and not _fits(call):
         return [UNKNOWN] * len(results)
-    return [bound if _is_counted(bound) else _grown(bound) for bound in results]
-
-
-def _is_counted(bound: Bound) -> bool:
-    """Return whether a sum is exact, as one of integers that are small enough."""
-    low = FLOAT16
-    return bound.is_exact_in(
-        low.exact_integers, low.smallest_subnormal, low.max_finite
-    )
+    # Sums of integers that are small enough are exact.
+    return [
+        bound if bound.is_exact_in(FLOAT16) else _grown(bound) for bound in results
+    ]
 
 
 def _grown(bound: Bound) -> Bound:

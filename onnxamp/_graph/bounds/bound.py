@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxamp._facts.dtypes import Format
 from onnxamp._graph.bounds.rounding import Rounding
 from onnxamp._model.protos import record
 
@@ -178,18 +179,12 @@ class Bound:
             step=self.step,
         )
 
-    def is_exact_in(self, digits: float, least: float, most: float) -> bool:
-        """Return whether a type holds all elements as they are.
-
-        Args:
-            digits: the largest integer up to which the type holds all integers.
-            least: its smallest positive number.
-            most: its largest number.
-        """
-        is_in_range = self.magnitude <= most
-        return (
-            is_in_range and self.step >= least and self.magnitude <= digits * self.step
-        )
+    def is_exact_in(self, low: Format) -> bool:
+        """Return whether a low-precision type holds all elements as they are."""
+        magnitude = self.magnitude
+        if magnitude > low.max_finite or self.step < low.smallest_subnormal:
+            return False
+        return magnitude <= low.exact_integers * self.step
 
     def __neg__(self) -> "Bound":
         """Return the bound of the negated tensor."""

@@ -7,13 +7,13 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxamp._facts.ops import attribute, declared_default
+from onnxamp._facts.ops import attribute_in_effect
 from onnxamp._graph.bounds.bound import Bound
 from onnxamp._graph.bounds.rounding import Rounding
 from onnxamp._graph.bounds.weights import largest_stretch
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.match import declared_axes
-from onnxamp._graph.shapes import Shape
+from onnxamp._graph.shapes import Shape, width
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import record
 
@@ -62,13 +62,9 @@ class Call:
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """Return the value of an attribute, or else the schema's default, or ``default``. Bytes are decoded."""
-        value = attribute(self.node.proto, name)
-        if value is None:
-            value = declared_default(
-                self.node.key, self.graph.book.opsets.get("", 1), name
-            )
-        value = default if value is None else value
-        return value.decode() if isinstance(value, bytes) else value
+        node = self.node
+        opset = self.graph.book.opsets.get("", 1)
+        return attribute_in_effect(node.proto, node.key, opset, name, default)
 
     def shape(self, position: int) -> Shape | None:
         """Return the shape of an input; None if it is omitted or its rank is unknown."""
@@ -80,10 +76,7 @@ class Call:
 
     def width(self, position: int = 0) -> int | None:
         """Return the size of an output's last axis; None if it is unknown, 1 for a scalar."""
-        shape = self.output_shape(position)
-        if shape is None:
-            return None
-        return shape[-1] if shape else 1
+        return width(self.output_shape(position))
 
     def integers(self, position: int) -> Sequence[int] | None:
         """Return the integers that a constant input holds; None if it is omitted or computed."""

@@ -1,4 +1,4 @@
-"""What a turn of a loop adds to its state, and how far that brings it in all turns.
+"""Counters: states of loops to which every turn adds something.
 
 The bound of a counter grows with every turn, so that no fixed point bounds it. The number of turns does.
 """
@@ -13,7 +13,7 @@ from onnxamp._facts.ops import op_facts
 from onnxamp._graph.bounds.bound import Bound, between, contains, hull, times
 from onnxamp._graph.determined import constant_trips
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node, body_targets
+from onnxamp._graph.view import ABSENT, Node
 
 _NOTHING: Final = between(0.0, 0.0)
 
@@ -111,22 +111,13 @@ def _sources(graph: Graph, value: int) -> Sequence[int]:
     if maker.key == "If":
         port = maker.outputs.index(value)
         scopes = [graph.scopes[body] for _, body in maker.bodies]
-        ends = [
-            dict(
-                zip(
-                    body_targets(maker, len(scope.outputs)), scope.outputs, strict=True
-                )
-            )
-            for scope in scopes
-        ]
-        return [end[port] for end in ends if port in end]
+        return [scope.outputs[port] for scope in scopes]
     facts = op_facts()
     if maker.key in facts.adds and maker.key in facts.elementwise:
         return maker.reads
     if maker.key not in facts.moves_data | _CASTS:
         return ()
-    ports = facts.moved_inputs.get(maker.key, (0,))
-    return [one for port, one in enumerate(maker.inputs) if port in ports]
+    return maker.inputs_at(facts.moved_inputs.get(maker.key, (0,)))
 
 
 def _added(
@@ -155,7 +146,7 @@ def _added(
 
 
 def after_turns(start: Bound, added: Bound, turns: float) -> Bound:
-    """Return the bound of a state after so many turns, or fewer, of which each adds something."""
+    """Return the bound of a state after at most this many turns, each of which adds something."""
     return Bound(
         low=start.low + times(turns, min(added.low, 0.0)),
         high=start.high + times(turns, max(added.high, 0.0)),

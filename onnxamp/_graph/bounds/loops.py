@@ -6,7 +6,7 @@ from typing import NamedTuple
 from onnxamp._graph.bounds.bound import Bound
 from onnxamp._graph.bounds.counters import Increment
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import Node, body_sources, body_targets, carried
+from onnxamp._graph.view import Node, carried, entering_values, leaving_values
 
 
 class State(NamedTuple):
@@ -44,10 +44,8 @@ class Counter(NamedTuple):
 def states_of(graph: Graph, loop: Node) -> Iterator[State]:
     """Yield the states that a loop carries from one turn to the next."""
     scope = graph.scopes[loop.bodies[0][1]]
-    sources_of = body_sources(loop, len(scope.inputs))
-    targets_of = body_targets(loop, len(scope.outputs))
-    entering = dict(zip(sources_of, scope.inputs, strict=True))
-    leaving = dict(zip(targets_of, scope.outputs, strict=True))
+    entering = entering_values(loop, scope)
+    leaving = leaving_values(loop, scope)
     for source, target in carried(graph, loop):
         if source in entering and target in leaving:
             before, after = entering[source], leaving[target]

@@ -1,6 +1,6 @@
 """Bounds of ops that move elements, choose among them, or mix them: no element leaves the range of the inputs."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from math import ceil, hypot, inf, sqrt
 from typing import Final
@@ -12,10 +12,9 @@ from onnxamp._graph.bounds.call import Call, Rules
 from onnxamp._graph.bounds.weights import sums_over
 
 
-def moved(call: Call, ports: Sequence[int]) -> Bound:
+def moved(call: Call, ports: Container[int]) -> Bound:
     """Return the bound of elements that are moved from some inputs. Vectors may be taken apart and put together."""
-    parts = [call[port] for port in ports if call.has(port)]
-    return hull([x.bare for x in parts])
+    return hull([call.bounds(value).bare for value in call.node.inputs_at(ports)])
 
 
 def _reshaped(call: Call) -> Bound:
@@ -83,12 +82,12 @@ def _concatenated(call: Call) -> Bound:
     joined = hull(parts)
     if shape is None or axis is None or not shape:
         return joined.bare
-    behind = axis % len(shape) - len(shape)
+    from_end = axis % len(shape) - len(shape)
     row, column, total = joined.row, joined.column, joined.total
-    if behind == -1:
+    if from_end == -1:
         row = hypot(*(part.row for part in parts))
         total = sum(part.total for part in parts)
-    if behind == -2:
+    if from_end == -2:
         column = hypot(*(part.column for part in parts))
     return replace(joined.bare, row=row, column=column, total=total)
 

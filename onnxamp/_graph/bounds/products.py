@@ -31,7 +31,7 @@ def weighted(
     Args:
         x: the bound of what is weighted.
         sums: the sums over the weight.
-        call: the op, of which the rounding counts.
+        call: the op, for its rounding.
         uses_norms: whether each sum is over a vector along the last axis of ``x``, whose norm is known.
     """
     rounding = call.rounding

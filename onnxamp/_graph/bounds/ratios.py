@@ -106,7 +106,7 @@ def _divided(
 
 
 def ratio_of(call: Call, ratios: _Known) -> Ratio | None:
-    """Return what is known of the first output of a node beside its bound; None if nothing is."""
+    """Return how the first output of a node is related to what it is computed from; None if that is unknown."""
     node = call.node
     if not node.inputs or node.inputs[0] == ABSENT:
         return None

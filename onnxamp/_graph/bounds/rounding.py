@@ -1,4 +1,4 @@
-"""How far rounding may move a number, and the ends of a bound with it."""
+"""Rounding errors of numbers, and of the ends of bounds."""
 
 from dataclasses import dataclass
 from functools import cache

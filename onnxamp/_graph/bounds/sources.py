@@ -137,7 +137,7 @@ def _modulo(call: Call) -> Bound:
 
 
 def _states(call: Call) -> Sequence[Bound]:
-    """Return the bounds of recurrent states, which end in a gate times a tanh, or are means of such."""
+    """Return the bounds of recurrent states: each is a gate times a tanh, or a mean of such products."""
     given = [name.lower() for name in map(_text, call.attribute("activations", []))]
     if any(name not in ("sigmoid", "tanh") for name in given):
         return [UNKNOWN]

@@ -1,4 +1,4 @@
-"""What bounds need to know of a weight: sums along its axes, read block by block, once for each weight."""
+"""The sums along the axes of weights that bounds need. Each weight is read once, block by block."""
 
 from collections.abc import Sequence
 from math import inf, isnan, prod, sqrt
@@ -253,7 +253,7 @@ def _largest_eigenvalue(product: NDArray[np.float32]) -> float:
 _WIDEST: Final = 4096
 """Size of matrices up to which a Cholesky factor is computed: it takes 0.3 GB in float64."""
 _STEPS: Final = 24
-"""Steps of the power method, of which each costs a thousandth of a Cholesky factor."""
+"""Steps of the power method. Each costs a thousandth of a Cholesky factor."""
 _FIRST: Final = 1.05
 """Factor of the first limit that is tried: the power method comes as close to the largest eigenvalue."""
 _FURTHER: Final = 1.15

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Final, NamedTuple
 
 from onnxamp._base.errors import OnnxAmpError
@@ -89,10 +90,9 @@ def _gathered(
 ) -> AddedMasks:
     """Return what the walks from all masks found."""
     found = walks.values()
-    masks = {value for walk in found for value in walk.before}
-    arithmetic = {index for walk in found for index in walk.arithmetic}
-    sums = {index for walk in found for index in walk.sums}
-    chosen = {value for walk in found for value in walk.chosen}
+    masks = _all(walk.before for walk in found)
+    sums = _all(walk.sums for walk in found)
+    chosen = _all(walk.chosen for walk in found)
     axes = dict[int, int]()
     unaligned = set[int]()
     for value, nodes in _operands(found).items():
@@ -109,14 +109,19 @@ def _gathered(
     return AddedMasks(
         inputs=frozenset(walks),
         factors=frozenset(value for value, walk in walks.items() if walk.is_factor),
-        values=frozenset(value for walk in found for value in walk.joined),
-        subtracted=frozenset(value for walk in found for value in walk.subtracted()),
-        arithmetic=frozenset(arithmetic),
+        values=_all(walk.joined for walk in found),
+        subtracted=_all(walk.subtracted() for walk in found),
+        arithmetic=_all(walk.arithmetic for walk in found),
         shifts=axes,
         sums=_last_sums(graph, sums, masks),
         emptying=frozenset(filter(partial(_is_emptying, graph), axes)),
         unaligned=frozenset(unaligned),
     )
+
+
+def _all(indices: Iterable[Iterable[int]]) -> frozenset[int]:
+    """Return the indices that several walks found, together."""
+    return frozenset(chain.from_iterable(indices))
 
 
 def _axis(
@@ -152,11 +157,10 @@ def _repeated(walks: "Iterable[_MaskWalk]") -> set[int]:
     """
     # Of two inputs that are added to each other alone, one holds the scores.
     told = [walk for walk in walks if walk.others is not None]
-    operands = _operands(told)
-    count = Counter(index for nodes in operands.values() for index in nodes)
+    count = Counter(chain.from_iterable(_operands(told).values()))
     repeated = {index for index, masks in count.items() if masks > 1}
     for walk in told:
-        own = {index for nodes in walk.operands.values() for index in nodes}
+        own = _all(walk.operands.values())
         # A sum that adds another mask to what this one is joined with.
         if (walk.sums - own) & count.keys():
             repeated |= walk.sums

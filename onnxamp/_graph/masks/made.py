@@ -47,12 +47,11 @@ def _with_made_masks(graph: Graph) -> AddedMasks:
     for node in graph.at(masks.keys() - repeated):
         value = masks[node.index]
         axes.setdefault(value, set()).add(row_axis(graph, sinks, node, value))
-    shifts = {
-        value: axis
-        for value, several in axes.items()
-        for axis in several
-        if len(several) == 1 and axis is not None
-    }
+    shifts = dict[int, int]()
+    for value, several in axes.items():
+        axis = several.pop() if len(several) == 1 else None
+        if axis is not None:
+            shifts[value] = axis
     sums = {index for index, value in masks.items() if value in shifts}
     return found._replace(
         values=found.values | shifts.keys(),

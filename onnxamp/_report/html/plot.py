@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from math import ceil, floor, inf, log10
 from typing import Final, NamedTuple
 
-from onnxamp._report import count, number, percent
+from onnxamp._base.words import count
+from onnxamp._report import number, percent
 from onnxamp._report.tuning import (
     error_text,
     known_error,
