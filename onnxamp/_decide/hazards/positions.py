@@ -91,7 +91,7 @@ def _hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
     distances = [
         node for node in graph.nodes_of({"Sub"}) if large.issuperset(node.inputs)
     ]
-    yield from _leading_to(graph, found, distances, coordinates, _DISTANCE)
+    yield from _leading_to(graph, distances, coordinates, _DISTANCE)
     inverses = {value for value, mark in found.marks.items() if mark & INVERSE}
     yield from _leading_to(graph, sizes, coordinates | inverses, _SIZE)
     results = [value for value in graph.scopes[0].outputs if value in large]
