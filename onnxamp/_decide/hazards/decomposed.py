@@ -154,7 +154,7 @@ def divided_products(graph: Graph, low: Format) -> Iterator[Hazard]:
 
 
 def _back_to_product(graph: Graph, value: int) -> list[Node]:
-    """Return the nodes from a part of a matrix product back to the product, the last; none for other values."""
+    """Return the nodes from a part of sums of products back to the op that adds them up, the last; none for other values."""
     facts = op_facts()
     found = list[Node]()
     while len(found) < _REACH:
@@ -162,7 +162,7 @@ def _back_to_product(graph: Graph, value: int) -> list[Node]:
         if maker is None:
             break
         found.append(maker)
-        if maker.key in _MATRIX_PRODUCTS:
+        if maker.key in facts.contractions:
             return found
         computed = _computed(graph, maker)
         is_guard = maker.key in facts.additive
@@ -172,11 +172,9 @@ def _back_to_product(graph: Graph, value: int) -> list[Node]:
     return []
 
 
-_MATRIX_PRODUCTS: Final = frozenset(("Einsum", "Gemm", "MatMul"))
-
-
 def _sums_before(graph: Graph, product: Node) -> list[Node]:
     """Return the product of computed values that another such product reads, as the state of linear attention."""
+    facts = op_facts()
     if len(_computed(graph, product)) < 2:
         return []
     makers = map(graph.producer, map(graph.passed_on, product.inputs))
@@ -184,7 +182,7 @@ def _sums_before(graph: Graph, product: Node) -> list[Node]:
         maker
         for maker in makers
         if maker is not None
-        and maker.key in _MATRIX_PRODUCTS
+        and maker.key in facts.contractions
         and len(_computed(graph, maker)) == 2
     ]
 
