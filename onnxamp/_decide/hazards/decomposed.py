@@ -154,7 +154,7 @@ def divided_products(graph: Graph, low: Format) -> Iterator[Hazard]:
 
 
 def _back_to_product(graph: Graph, value: int) -> list[Node]:
-    """Return the nodes from a part of sums of products back to the op that adds them up, the last; none for other values."""
+    """Return the nodes from a part of sums of products back to what adds them up, the last; none for other values."""
     facts = op_facts()
     found = list[Node]()
     while len(found) < _REACH:
