@@ -150,7 +150,8 @@ def _() -> None:
     for black in ({"square"}, ["Square"]):
         assert computed(square, [300, 2], level="O2", custom_black_list=black) == [300, 2]
     assert computed(square, [300, 2], level="O2", custom_white_list=["square"], use_promote=False) == [np.inf, 2]
-    product = parse("(float[1,2] x, float[1,2] z) => (float[1,2] y) { a = Mul (x, z) y = Mul (a, a) }")
+    text = "(float[1,2] x, float[1,2] z) => (float[1,2] y) { b = LeakyRelu (x) a = Mul (b, z) y = Mul (a, a) }"
+    product = parse(text)
     feed = {name: np.ones((1, 2), np.float32) for name in "xz"}
     with amp.auto_cast(level="O2", use_promote=False), amp.debugging.collect_operator_stats() as stats:
         onnxamp.InferenceSession(product).run(None, feed)

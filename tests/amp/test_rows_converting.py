@@ -275,7 +275,7 @@ def _() -> None:
 
 
 DENSE = """(float[N,2] X) => (float[N,2] Y) <float[2,2] w = {1, 2, 3, 4}, float[2] b = {1, 2}> {
-    product = MatMul (X, w) biased = Add (b, product) tail = Sigmoid (biased) Y = Add (tail, X) }"""
+    product = MatMul (X, w) biased = Add (b, product) tail = Sigmoid (biased) Y = Add (tail, tail) }"""
 
 
 @row("`nn.Dense` in a list")

@@ -66,6 +66,15 @@ def test_listed_nodes_give_way_to_overrides() -> None:
     assert onnxamp.plan_model(model, white_list=["Sigmoid"], keep_high=["b"]).counts()["Sigmoid", False] == 1
 
 
+@pytest.mark.parametrize("op", ["Det", "Unique", "com.microsoft.Inverse"])
+def test_what_ties_and_ill_conditioned_matrices_change_stays_float32(op: str) -> None:
+    """Rounded elements that become equal are one to Unique; an inverse is off by the condition times the rounding."""
+    plan = onnxamp.plan_model(parse(f"(float[4,4] X) => (float Y) {{ a = Sigmoid (X) b = {op} (a) Y = Relu (b) }}"))
+    name = op.replace(".Inverse", "::Inverse")
+    assert plan.counts()[name, False] == 1
+    assert next(row.reason for row in plan.rows if row.op == name) == "black list"
+
+
 def test_o0_lowers_nothing() -> None:
     assert said(onnxamp.convert_model, ENCODER, "O0", white_list=["Pow"]) == []
     assert low_ops(onnxamp.plan_model(ENCODER, "O0", white_list=["MatMul"])) == set()
