@@ -250,10 +250,11 @@ def _fits(run: RunCheck) -> tuple[str, ...]:
     largest = max(values, key=lambda row: row.largest)
     one = len(values) == 1
     which = repr(largest.value) if one else f"the largest, {largest.value!r},"
-    text = (
-        f"{count(len(values), 'value')} {'does' if one else 'do'} not fit float16: {which} reaches"
-        f" {number(largest.largest)}."
-    )
+    text = f"{count(len(values), 'value')} {'does' if one else 'do'} not fit float16"
+    if run.first_bad is None:
+        # Or else it would be infinite.
+        text += f", and {'is' if one else 'are'} float32"
+    text += f": {which} reaches {number(largest.largest)}."
     if not fitting:
         return text, f"--rescale cannot bring {'it' if one else 'them'} into range."
     inputs = " on these random inputs" if run.fit.made_up else ""

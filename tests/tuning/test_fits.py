@@ -74,10 +74,11 @@ def test_the_command_says_it(tmp_path, monkeypatch) -> None:
     onnx.save(model(SOFTPLUS, 2e4), "never.onnx")
     good = run("check", "full.onnx", "--inputs", "in.npz", "--target", "any")
     assert good.exit_code == 0, good.output
-    assert "2 values do not fit float16" in good.output
+    assert "2 values do not fit float16, and are float32: the largest" in " ".join(good.output.split())
     assert "All fit with onnxamp convert --rescale." in good.output
     bad = run("check", "bad.onnx", "--inputs", "in.npz", "--target", "any")
     assert bad.exit_code == 1
+    assert "float32" not in bad.output.partition("do not fit float16")[2].partition("reaches")[0]
     assert "Tried: no fault is left with --rescale" in bad.output
     again = run("convert", "bad.onnx", "-o", "good.onnx", "--level", "O3", "--rescale", "--from", "float16", "--inputs",
                 "in.npz", "--target", "any", "-q")  # fmt: skip
