@@ -4,7 +4,7 @@ A node of a function may refer to an attribute of the function. If the call give
 not, the node takes the default that the function declares. If there is none, the node lacks the attribute, and the
 default of its own op holds, or of the function that it calls. The inliner knows no defaults of functions: it leaves out
 every attribute that the call does not give. It also replaces nodes of ops whose names a function shadows, although ONNX
-Runtime runs the op.
+Runtime runs the op. And it cannot convert all bodies to the model's opset.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +15,7 @@ from typing import TypeAlias
 from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto
 
 from onnxamp._base.errors import ModelError
-from onnxamp._facts.signature import SignatureBook
+from onnxamp._facts.signature import SignatureBook, lookup
 from onnxamp._model.protos import (
     all_nodes,
     copied,
@@ -34,6 +34,33 @@ def drop_shadowing(model: ModelProto) -> None:
     for function in [*model.functions]:
         if book.get(function.domain, function.name) is not None:
             model.functions.remove(function)
+
+
+def adopt_opsets(model: ModelProto) -> None:
+    """Let functions import the model's opsets where all their ops are the same there, in place.
+
+    Otherwise the inliner converts the bodies, and fails at a call within a function, whose type it does not know (seen
+    in onnx 1.23).
+    """
+    current = opset_imports(model)
+    for function in model.functions:
+        nodes = all_nodes(function.node)
+        used = {(default_domain(node.domain), node.op_type) for node in nodes}
+        for entry in function.opset_import:
+            domain = default_domain(entry.domain)
+            version = current.get(domain, entry.version)
+            ops = [op for own, op in used if own == domain]
+            if all(
+                _since(domain, op, version) == _since(domain, op, entry.version)
+                for op in ops
+            ):
+                entry.version = version
+
+
+def _since(domain: str, op: str, version: int) -> int:
+    """Return the version of a domain in which an op became what it is at another version; 0 if it has no schema."""
+    signature = lookup(domain, op, version)
+    return 0 if signature is None else signature.since
 
 
 def bind_defaults(model: ModelProto) -> bool:

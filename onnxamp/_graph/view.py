@@ -27,7 +27,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 from onnxamp._base.errors import ModelError
 from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._facts.signature import Port, Signature, SignatureBook
-from onnxamp._graph.calls import bind_defaults, drop_shadowing
+from onnxamp._graph.calls import adopt_opsets, bind_defaults, drop_shadowing
 from onnxamp._model.protos import (
     all_nodes,
     copy_without,
@@ -443,6 +443,7 @@ def inline_functions(
     check_functions(model)
     shell = copy_without(model, "initializer")
     drop_shadowing(shell)
+    adopt_opsets(shell)
     has_gaps = bind_defaults(shell)
     listed = {entry.name for entry in model.graph.input}
     weights = (

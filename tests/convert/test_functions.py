@@ -111,6 +111,18 @@ def test_calls_mean_what_they_mean_to_the_runtime(name: str, dtype: str) -> None
     assert model.SerializeToString() == before
 
 
+def test_functions_of_older_opsets_may_call_each_other() -> None:
+    """The inliner cannot convert the outer one, and need not: Relu and Neg are the same at all three opsets."""
+    model = model_of("y = d.O(x)", "O (a) => (b) { t = d.I(a) b = Neg(t) }", "I (a) => (b) { b = Relu(a) }")
+    for function, version in zip(model.functions, (17, 16), strict=True):
+        function.opset_import[0].version = version
+    (want,) = session(model).run(None, {"x": X})
+    result = onnxamp.convert_model(model, "O3")
+    assert [node.op_type for node in result.graph.node] == ["Cast", "Relu", "Neg", "Cast"]
+    (have,) = session(raised(result)).run(None, {"x": X})
+    assert want.tobytes() == have.tobytes()
+
+
 def test_a_call_without_an_attribute_that_is_needed_stays() -> None:
     model = model_of("y = d.C(x)", "C <v>(a) => (b) { k = Constant <value_float: float = @v>() b = Add(a, k) }")
     assert [node.op_type for node in onnxamp.convert_model(model).graph.node] == ["C"]
