@@ -97,10 +97,15 @@ def tally(names: Iterable[str], longest: int | None = None) -> str:
 
 
 def detailed(rows: Iterable[Any]) -> tuple[str, ...]:
-    """Return nodes, each with the detail that there is."""
-    return tuple(
-        f"{row.node}: {row.detail}" if row.detail else row.node for row in rows
-    )
+    """Return nodes, each with the detail that there is. A detail of several nodes is named once, before them."""
+    nodes = dict[str, list[str]]()
+    for row in rows:
+        nodes.setdefault(row.detail, []).append(row.node)
+    found = nodes.pop("", [])
+    for detail, names in nodes.items():
+        ends = (names[0], detail) if len(names) == 1 else (detail, ", ".join(names))
+        found.append(": ".join(ends))
+    return tuple(found)
 
 
 def opset_text(opsets: Iterable[tuple[str, int]]) -> str:
