@@ -1,7 +1,7 @@
 """The graph of a model with all analyses of it, each computed once, on first use."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -39,7 +39,6 @@ from onnxamp._graph.view import (
 from onnxamp._model.model import Asked, Model
 from onnxamp._model.protos import node_bodies, opset_imports
 from onnxamp._model.repair import in_order
-from onnxamp._model.wellformed import ReadNode
 
 V = TypeVar("V", bound=View)
 
@@ -48,17 +47,12 @@ class _DisorderError(ModelError):
     """A node stands before one that it depends on; if nodes were sorted before, they form a cycle."""
 
 
-def resolve(
-    make: Callable[..., V],
-    model: ModelProto,
-    read: Sequence[ReadNode] | None = None,
-) -> V:
+def resolve(make: Callable[..., V], model: ModelProto) -> V:
     """Resolve the names of a model. Complexity: linear in nodes, names and attributes.
 
     Args:
         make: constructs a View, or a class derived from it, from the fields of a View.
         model: a ModelProto whose nodes are in order; it must not change while the view is in use.
-        read: the nodes of its graph, if they were read before.
 
     Raises:
         ModelError: a name is defined twice or not at all, or a node stands before one that it depends on.
@@ -66,7 +60,7 @@ def resolve(
     """
     # From IR version 4 on, an initializer that is listed as an input is a default, which callers may override.
     overridable = model.ir_version >= 4
-    builder = _Builder(SignatureBook(opset_imports(model)), overridable, read)
+    builder = _Builder(SignatureBook(opset_imports(model)), overridable)
     pending: deque[_Pending] = deque([(model.graph, ABSENT, ABSENT, "", False)])
     # Breadth first, so that the bodies of a node keep their order.
     while pending:
@@ -104,8 +98,6 @@ class _Builder:
 
     book: SignatureBook
     overridable: bool
-    read: Sequence[ReadNode] | None
-    """The nodes of the main graph, if they were read before."""
     values: list[Value] = field(default_factory=list)
     scopes: list[Scope] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
@@ -174,15 +166,11 @@ class _Builder:
         origin = Origin.NODE
         values, nodes, ops = self.values, self.nodes, self.ops
         value_of = names.__getitem__
-        known = self.read if scope == 0 else None
-        read: Iterable[ReadNode] = known or (
-            (node, node.input[:], node.output[:]) for node in graph.node[:]
-        )
-        for index, (node, reads, writes) in enumerate(read, len(nodes)):
+        for index, node in enumerate(graph.node[:], len(nodes)):
             op = ops.get((node.domain, node.op_type)) or self._op(node)
             # Only what is defined so far has a value yet, so the order of nodes is checked as well.
             try:
-                inputs = (*map(value_of, reads),)
+                inputs = (*map(value_of, node.input[:]),)
                 is_unresolved = op.has_bodies
             except KeyError:
                 inputs = ()
@@ -190,7 +178,7 @@ class _Builder:
             if is_unresolved:
                 self.unresolved.append(index)
             outputs: list[int] = []
-            for port, output in enumerate(writes):
+            for port, output in enumerate(node.output[:]):
                 if not output:
                     outputs.append(ABSENT)
                     continue
@@ -369,7 +357,6 @@ class Graph(View, Asked):
         cls,
         model: ModelProto,
         folder: Path | None = None,
-        read: Sequence[ReadNode] | None = None,
         before: "Graph | None" = None,
     ) -> Self:
         """Resolve a model, which must not change from then on. Arguments and errors: see :func:`resolve`.
@@ -379,7 +366,7 @@ class Graph(View, Asked):
         make = partial(cls, folder=folder, before=before)
         # Nearly all models are in order, so they are sorted only where that fails.
         try:
-            return resolve(make, model, read)
+            return resolve(make, model)
         except _DisorderError:
             model = in_order(model)
         try:
@@ -536,4 +523,4 @@ def graph_of(model: Model) -> Graph:
     Raises:
         ModelError, OpsetError: see :func:`resolve`.
     """
-    return Graph.of(model.proto, model.folder, model.taken_nodes())
+    return Graph.of(model.proto, model.folder)

@@ -10,7 +10,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -50,7 +50,7 @@ from onnxamp._model.protos import (
     stored_bytes,
     tensors_of,
 )
-from onnxamp._model.repair import Tidied, tidied
+from onnxamp._model.repair import tidied
 from onnxamp._model.sources import (
     INSIDE,
     DataFile,
@@ -64,7 +64,6 @@ from onnxamp._model.sources import (
     note_sources,
 )
 from onnxamp._model.weights import embed
-from onnxamp._model.wellformed import ReadNode
 
 _HEAD: Final = 4096
 """Bytes in which a format shows."""
@@ -226,8 +225,11 @@ def read_graph(path: Path) -> tuple[bytes, FileStamp]:
     return data, stamp
 
 
-def parse_model(data: bytes, label: str) -> Tidied:
+def parse_model(data: bytes, label: str) -> tuple[ModelProto, tuple[str, ...]]:
     """Parse, repair and check the bytes of a model file; messages call it ``label``.
+
+    Returns:
+        The model, and sentences about its repairs.
 
     Raises:
         ModelError: the bytes are not an ONNX model, or :mod:`onnxamp._model.wellformed` refuses it.
@@ -402,9 +404,6 @@ class Model(Asked):
     """The data files that were found when it was read, by their names in the model."""
     in_text: bool = False
     """Whether ``path`` is in text (:func:`is_text`)."""
-    _nodes: list[Sequence[ReadNode]] = field(
-        default_factory=list, init=False, repr=False
-    )
 
     @classmethod
     def of(cls, source: "ModelSource") -> "Model":
@@ -416,10 +415,8 @@ class Model(Asked):
         if isinstance(source, Model):
             return source
         if isinstance(source, ModelProto):
-            proto, repairs, nodes = tidied(source)
-            model = cls(proto, repairs=repairs, given=source if repairs else None)
-            model.keep(nodes)
-            return model
+            proto, repairs = tidied(source)
+            return cls(proto, repairs=repairs, given=source if repairs else None)
         if isinstance(source, (str, PathLike)):
             model = cls.read(as_path(source))
             note_sources(model.stamps)
@@ -455,10 +452,10 @@ class Model(Asked):
             raise ModelError(
                 f"Cannot read {str(path)!r}: {reason_of(error)}."
             ) from None
-        proto, repairs, nodes = parse_model(data, repr(str(path)))
+        proto, repairs = parse_model(data, repr(str(path)))
         _LOG.info("read %s: %d nodes", path, len(proto.graph.node))
         folder = folder_of(path)
-        model = cls(
+        return cls(
             proto,
             folder,
             path,
@@ -467,17 +464,6 @@ class Model(Asked):
             data=find_data_files(proto, folder, ExternalDataError),
             in_text=_holds_text(data),
         )
-        model.keep(nodes)
-        return model
-
-    def keep(self, nodes: Sequence[ReadNode] | None) -> None:
-        """Keep the nodes for the graph of the model, since reading them again takes time."""
-        if nodes is not None:
-            self._nodes.append(nodes)
-
-    def taken_nodes(self) -> Sequence[ReadNode] | None:
-        """Return the nodes, and keep them no longer, since their names take memory; None if there are none."""
-        return self._nodes.pop() if self._nodes else None
 
     @property
     def label(self) -> str:

@@ -15,7 +15,7 @@ a branch that never runs and cannot be read   a copy of the branch that does
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from itertools import chain
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
@@ -23,22 +23,14 @@ from onnxamp._base.errors import ModelError, OpsetError
 from onnxamp._base.words import shortened
 from onnxamp._facts.ops import op_facts, op_key
 from onnxamp._model.protos import copied, node_bodies
-from onnxamp._model.wellformed import ReadNode, check_wellformed, is_wellformed
+from onnxamp._model.wellformed import check_wellformed, is_wellformed
 
 _SHOWN: Final = 3
 """Names that a note lists."""
 
 
-class Tidied(NamedTuple):
-    """A model that needs no repair, sentences about repairs that were made, and its nodes if there were none."""
-
-    proto: ModelProto
-    repairs: tuple[str, ...] = ()
-    nodes: Sequence[ReadNode] | None = None
-
-
-def tidied(model: ModelProto) -> Tidied:
-    """Return a repaired copy of a model; the model itself if it needs no repair.
+def tidied(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
+    """Return a repaired copy of a model and sentences about the repairs; the model itself if it needs no repair.
 
     Raises:
         ModelError, OpsetError: as :func:`~onnxamp._model.wellformed.check_wellformed`, for faults that cannot be
@@ -47,9 +39,8 @@ def tidied(model: ModelProto) -> Tidied:
     Complexity: linear in nodes and names; those of bodies count once for each level around them.
     """
     try:
-        nodes = check_wellformed(model)
-        if nodes is not None:
-            return Tidied(model, nodes=nodes)
+        if check_wellformed(model):
+            return model, ()
     except OpsetError:
         raise
     except ModelError:
@@ -57,8 +48,8 @@ def tidied(model: ModelProto) -> Tidied:
         if result is model:
             raise
         check_wellformed(result)
-        return Tidied(result, notes)
-    return Tidied(*_repaired(model))
+        return result, notes
+    return _repaired(model)
 
 
 def _repaired(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:

@@ -8,7 +8,7 @@ need a repair were repaired by :mod:`onnxamp._model.repair` before.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import onnx
 from onnx import (
@@ -64,19 +64,15 @@ _HELD: Final = frozenset({"t", "g", "sparse_tensor", "tp"})
 _VALUES: Final = frozenset(_FIELDS.values())
 
 
-ReadNode: TypeAlias = tuple[NodeProto, Sequence[str], Sequence[str]]
-"""A node, and the names that it reads and writes, which take time to read."""
-
-
-def check_wellformed(model: ModelProto) -> Sequence[ReadNode] | None:
+def check_wellformed(model: ModelProto) -> bool:
     """Refuse a malformed model.
 
     No external data are read, and sizes that the model claims are never allocated. Complexity: linear in nodes,
     attributes and names.
 
     Returns:
-        The nodes of the graph if the model certainly needs no repair (:mod:`onnxamp._model.repair`): it has no bodies,
-        and every name is defined once, and before it is read. None for other models.
+        Whether the model certainly needs no repair (:mod:`onnxamp._model.repair`): it has no bodies, and every name of
+        its graph is defined once, and before it is read.
 
     Raises:
         ModelError: the message says what is wrong where. OpsetError: the installed onnx does not know an opset.
@@ -105,7 +101,7 @@ def check_wellformed(model: ModelProto) -> Sequence[ReadNode] | None:
             in_function=True,
         )
         checker.function(function)
-    return main.read if main.is_tidy else None
+    return main.is_tidy
 
 
 def is_wellformed(body: GraphProto, model: ModelProto) -> bool:
@@ -164,9 +160,8 @@ class _Checker:
     """Nodes that passed, without their names: a large model repeats few."""
     sound: set[tuple[int, ...] | None] = field(default_factory=set)
     """Forms of weights that passed: a large model repeats few."""
-    read: list[ReadNode] = field(default_factory=list)
     is_tidy: bool = True
-    """Whether ``read`` is the result of :func:`check_wellformed`."""
+    """The result of :func:`check_wellformed`."""
 
     def graphs(
         self, graph: GraphProto, depth: int = 0, *, opaque: bool = False
@@ -203,7 +198,6 @@ class _Checker:
                 is_ordered = is_ordered and readable.issuperset(inputs)
                 readable.update(outputs)
                 count += len(outputs)
-                self.read.append((node, inputs, outputs))
                 found = self.node(node, inputs, outputs, opaque=opaque)
                 if found:
                     stack += [(body, depth + 1, within) for body, within in found]

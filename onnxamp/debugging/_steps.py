@@ -359,7 +359,7 @@ class InferenceSession:
 def _parsed(model: ModelSource | bytes) -> ModelProto | str:
     """Return the model, checked: a proto, or the path of a file whose weights ONNX Runtime reads itself."""
     if isinstance(model, (bytes, bytearray)):
-        model = parse_model(bytes(model), "path_or_bytes").proto
+        model, _ = parse_model(bytes(model), "path_or_bytes")
     opened = Model.of(model)
     find_data_files(opened.proto, opened.folder)
     return opened.proto if opened.path is None else fspath(opened.path)
