@@ -178,14 +178,15 @@ class _Finder:
 
     # -- variables and ties ------------------------------------------------------------------------------------
 
-    def new(self, node: int, param: str, value: int = ABSENT) -> int:
-        """Add a variable, and return its index."""
-        index = len(self.variables)
-        self.variables.append(Variable(index, node, param, value))
-        self.parents.append(index)
+    def new(self, node: int, *params: str, value: int = ABSENT) -> int:
+        """Add a variable for each parameter, and return the index of the first one."""
+        first = len(self.variables)
+        own = range(first, first + len(params))
+        self.variables += map(Variable, own, repeat(node), params, repeat(value))
+        self.parents += own
         if node != ABSENT:
-            self.of_node.setdefault(node, {})[param] = index
-        return index
+            self.of_node.setdefault(node, {}).update(zip(params, own, strict=True))
+        return first
 
     def root(self, variable: int) -> int:
         """Return the variable that decides for this one."""
@@ -260,7 +261,7 @@ class _Finder:
             elif value.origin is not Origin.INITIALIZER and index == 0:
                 self.produced[named] = self.signature_variable(value)
             elif value.origin is Origin.INITIALIZER and not scope.opaque:
-                self.produced[named] = self.new(ABSENT, "value", named)
+                self.produced[named] = self.new(ABSENT, "value", value=named)
                 self.stored(named)
 
     def signature_variable(self, value: Value) -> int:
@@ -282,7 +283,7 @@ class _Finder:
             return HIGH
         if self.kinds[index] == FLOAT and index not in self.uncast:
             return LOW
-        variable = self.new(ABSENT, "signature", index)
+        variable = self.new(ABSENT, "signature", value=index)
         self.requested_low.add(variable)
         return variable
 
@@ -323,16 +324,10 @@ class _Finder:
         inputs = (*map(kinds.__getitem__, node.inputs),)
         outputs = (*map(kinds.__getitem__, node.outputs),)
         layout = self.layouts[index] = layout_of(node, inputs, outputs, self.low)
-        first = len(self.variables)
-        if layout.params:
-            # As :meth:`new` does, for nearly all variables.
-            own = range(first, first + len(layout.params))
-            self.variables += map(Variable, own, repeat(index), layout.params)
-            self.parents += own
-            self.of_node[index] = dict(zip(layout.params, own, strict=True))
+        first = self.new(index, *layout.params) if layout.params else NONE
         if tied := self.facts.tied_parameters.get(node.key):
-            named = self.of_node.get(index, {})
-            self.join([named[param] for param in layout.params if param in tied])
+            own = self.of_node.get(index, {})
+            self.join([own[param] for param in layout.params if param in tied])
         consumed = self.consumed[index]
         for port, place in enumerate(layout.inputs):
             consumed[port] = place + first if place >= 0 else place
