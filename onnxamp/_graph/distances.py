@@ -167,6 +167,5 @@ def _norm_nodes(graph: Graph, value: int) -> frozenset[int]:
         passes = maker.index in graph.exact or maker.key in facts.commutative
         if not (passes or maker.key in facts.carriers):
             return frozenset()
-        floats = (read for _, read in graph.float_inputs(maker))
-        stack += (read for read in floats if not graph.constants.is_constant(read))
+        stack += graph.computed_inputs(maker)
     return frozenset(found)

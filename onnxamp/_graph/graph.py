@@ -502,6 +502,13 @@ class Graph(View, Asked):
             if types[value] == FLOAT
         ]
 
+    def computed_inputs(self, node: Node) -> list[int]:
+        """Return the float32 tensors that the node reads and that are no constants."""
+        is_constant = self.constants.is_constant
+        return [
+            value for _, value in self.float_inputs(node) if not is_constant(value)
+        ]
+
     def is_float_output(self, node: Node) -> bool:
         """Return whether output 0 is a float32 tensor."""
         return bool(node.outputs) and self.types[node.outputs[0]] == FLOAT

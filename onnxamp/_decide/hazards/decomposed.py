@@ -164,7 +164,7 @@ def _back_to_product(graph: Graph, value: int) -> list[Node]:
         found.append(maker)
         if maker.key in facts.contractions:
             return found
-        computed = _computed(graph, maker)
+        computed = graph.computed_inputs(maker)
         is_guard = maker.key in facts.additive
         if len(computed) != 1 or not (is_guard or maker.index in graph.exact):
             break
@@ -175,7 +175,7 @@ def _back_to_product(graph: Graph, value: int) -> list[Node]:
 def _sums_before(graph: Graph, product: Node) -> list[Node]:
     """Return the product of computed values that another such product reads, as the state of linear attention."""
     facts = op_facts()
-    if len(_computed(graph, product)) < 2:
+    if len(graph.computed_inputs(product)) < 2:
         return []
     makers = map(graph.producer, map(graph.passed_on, product.inputs))
     return [
@@ -183,16 +183,7 @@ def _sums_before(graph: Graph, product: Node) -> list[Node]:
         for maker in makers
         if maker is not None
         and maker.key in facts.contractions
-        and len(_computed(graph, maker)) == 2
-    ]
-
-
-def _computed(graph: Graph, node: Node) -> list[int]:
-    """Return the floats that a node reads and that are no constants."""
-    return [
-        value
-        for _, value in graph.float_inputs(node)
-        if not graph.constants.is_constant(value)
+        and len(graph.computed_inputs(maker)) == 2
     ]
 
 
