@@ -271,7 +271,7 @@ def _across_calls(
         for claim in hazard.unless:
             value = values.get(whole.values[claim.value].name, ABSENT)
             claims.append(claim._replace(value=value, instead=()))
-        # What a body computes is no value here, so nothing can be proven of it.
+        # Nothing can be proven of values inside of a body: this graph does not have them.
         is_open = any(claim.value == ABSENT for claim in claims)
         yield replace(
             hazard,

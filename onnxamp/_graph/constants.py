@@ -136,7 +136,7 @@ class Constants:
         return self._floats
 
     def _measure_all(self) -> None:
-        """Measure all tensors whose statistics nobody has asked for yet, which takes less time than one by one."""
+        """Measure the tensors that have no statistics yet, together, because that is faster."""
         found = dict[int, TensorProto]()
         for value, tensor in self.tensors.items():
             is_float = tensor.data_type == TensorProto.FLOAT

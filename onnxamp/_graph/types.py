@@ -79,7 +79,7 @@ def infer(view: View) -> Inferred:
             )
             if repeated is None:
                 examples.append(node)
-                # What a declaration says is of one node alone.
+                # A type that only a declaration gives holds for this node alone.
                 if None not in kinds and not reads_attributes(node.key):
                     known[form] = kinds
         for value, kind in zip(node.outputs, kinds, strict=True):

@@ -208,7 +208,7 @@ class TwoModels(PairedSessions):
         ran: PairedOutputs,
         outputs: tuple[Outputs, Outputs],
     ) -> Iterator[str]:
-        """Yield sentences about how the models ran. Saturation is looked for on the first sample alone."""
+        """Yield sentences about how the models ran, and on the first sample also about values that saturate."""
         yield from nan_inputs(feeds)
         yield from left_to_cpu(self.result)
         if number == 0:
