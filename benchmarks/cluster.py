@@ -288,7 +288,7 @@ def shard_rates(megabytes: int = 256) -> dict[str, float]:
         everywhere = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {min(everywhere)})
         try:
-            from onnxamp._model.weights import constant_stats  # noqa: PLC0415
+            from onnxamp._model.constant_stats import constant_stats  # noqa: PLC0415
 
             start = time.perf_counter()
             constant_stats(np.memmap(Path(root, "big.data"), np.float32, "r"))

@@ -28,7 +28,7 @@ from onnxamp._graph.view import (
     body_targets,
     carried,
 )
-from onnxamp._model.weights import ConstantStats
+from onnxamp._model.constant_stats import ConstantStats
 
 _BORDER: Final = 8
 """Cost of a node that is added at the model's interface or after a logarithm; a constant that changes costs 1."""

@@ -28,7 +28,7 @@ from onnxamp._graph.view import (
     body_targets,
     carried,
 )
-from onnxamp._model.weights import tensor_stats
+from onnxamp._model.constant_stats import tensor_stats
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
 

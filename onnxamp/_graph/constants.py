@@ -15,14 +15,14 @@ from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._graph.shapes import DEFAULT_DIMENSION, Shape
 from onnxamp._graph.types import Types
 from onnxamp._graph.view import ABSENT, Node, View, stored_tensors
-from onnxamp._model.data_files import known_stats
-from onnxamp._model.weights import (
+from onnxamp._model.constant_stats import (
     ConstantStats,
     constant_stats,
-    read_array,
     stats_of_all,
     tensor_stats,
 )
+from onnxamp._model.data_files import known_stats
+from onnxamp._model.weights import read_array
 
 MAKERS = ("Constant", "ConstantOfShape")
 """Ops whose output has constant elements."""

@@ -23,7 +23,7 @@ from onnxamp._graph.evaluate import (
 )
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, carried, entering_values, leaving_values
-from onnxamp._model.weights import ConstantStats, constant_stats
+from onnxamp._model.constant_stats import ConstantStats, constant_stats
 
 _ROWS: Final = 64
 """Most elements of a table from which a look-up may pick any."""

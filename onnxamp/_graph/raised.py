@@ -15,7 +15,7 @@ from onnxamp._graph.masks.paths import saturated
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.types import Types
 from onnxamp._graph.view import Node
-from onnxamp._model.weights import ConstantStats
+from onnxamp._model.constant_stats import ConstantStats
 
 _LARGEST: Final = float(np.finfo(np.float32).max)
 

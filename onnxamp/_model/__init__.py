@@ -4,7 +4,8 @@ From the bottom up:
 
 * :mod:`~onnxamp._model.protos` walks and copies a bare ModelProto, and takes large weights out of a serialized one and
   puts them in. :mod:`~onnxamp._model.sources` finds the data of tensors, and notices when files change that were read.
-  :mod:`~onnxamp._model.weights` reads weights, measures them, and converts them to low precision.
+  :mod:`~onnxamp._model.weights` reads weights and converts them to low precision;
+  :mod:`~onnxamp._model.constant_stats` measures them.
 * :mod:`~onnxamp._model.wellformed` refuses models that contradict the form of ONNX models (their tensors in
   :mod:`~onnxamp._model.wellformed_tensors`, their functions in :mod:`~onnxamp._model.wellformed_functions`);
   :mod:`~onnxamp._model.repair` repairs some. :mod:`~onnxamp._model.staging` makes files appear whole or not at all.

@@ -28,6 +28,7 @@ from onnxamp._base.public import active_within
 from onnxamp._base.state import Part, as_data, fingerprint, from_data
 from onnxamp._facts.tables import read_table
 from onnxamp._model.blobs import Blob, Held, Stored, stream_blobs, write_blobs
+from onnxamp._model.constant_stats import ConstantStats, constant_stats
 from onnxamp._model.model import Model, parse_text, read_graph
 from onnxamp._model.protos import stored_bytes, tensors_of
 from onnxamp._model.sources import (
@@ -40,12 +41,7 @@ from onnxamp._model.sources import (
     stamp_now,
 )
 from onnxamp._model.staging import sync
-from onnxamp._model.weights import (
-    ConstantStats,
-    ConversionCounts,
-    constant_stats,
-    read_array,
-)
+from onnxamp._model.weights import ConversionCounts, read_array
 
 MARK: Final = b"\nwritten by onnxamp\n"
 """The last bytes of a data file of ours, after all weights."""

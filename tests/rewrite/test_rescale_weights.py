@@ -11,9 +11,10 @@ from stored import normal
 
 import onnxamp
 from onnxamp._convert.convert import convert
+from onnxamp._model.constant_stats import constant_stats, stats_of_all, tensor_stats
 from onnxamp._model.model import Model
 from onnxamp._model.sources import data_location, scaled_tensor
-from onnxamp._model.weights import SENTINEL, constant_stats, embed, read_array, stats_of_all, tensor_stats, times_power
+from onnxamp._model.weights import SENTINEL, embed, read_array, times_power
 
 LAYERS, WIDTH = 6, 64
 X = {"X": np.random.default_rng(1).standard_normal((5, WIDTH)).astype(np.float32)}

@@ -19,7 +19,8 @@ from onnxamp._graph.masks.paths import (
     saturated,
 )
 from onnxamp._graph.view import Node
-from onnxamp._model.weights import SENTINEL, ConstantStats
+from onnxamp._model.constant_stats import ConstantStats
+from onnxamp._model.weights import SENTINEL
 
 
 def masks(graph: Graph, low: Format) -> Iterator[Hazard]:
