@@ -4,7 +4,7 @@ Exporters write the mean as a sum, a pool, a convolution with a window, or a pro
 scale either term by a constant, or add the negated square.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 from onnxamp._facts.ops import op_facts
@@ -28,8 +28,9 @@ def moment_difference(graph: Graph, node: Node) -> frozenset[int]:
         if second is None or len(firsts) < 2:
             continue
         nodes = {node.index, *between, *mean.nodes, *square.nodes, second.index}
-        found = _shared(graph, second, [one for one in firsts if one is not None])
-        if found and None not in firsts:
+        known = [one for one in firsts if one is not None]
+        found = _shared(graph, second, known) or _of_places(graph, [second, *known])
+        if found and len(known) == len(firsts):
             return frozenset(nodes | found)
     return frozenset()
 
@@ -77,6 +78,21 @@ def _shared(graph: Graph, second: Node, firsts: Collection[Node]) -> set[int]:
             nodes.update(one.index for one in firsts)
             return nodes | set(_normalizers(graph, ends))
     return set()
+
+
+def _of_places(graph: Graph, reductions: Sequence[Node]) -> set[int]:
+    """Return the nodes from sums of constants, weighted by the same shares of 1, back to these; none for others.
+
+    The constants are places, such as the columns of a heat map, and in the second moment their squares.
+    """
+    terms = [_Term(graph, _read(graph, one)) for one in reductions]
+    shares = {factor for term in terms for factor in term.factors}
+    makers = set(_normalizers(graph, shares))
+    if len(shares) != 1 or not makers or any(len(term.factors) != 1 for term in terms):
+        return set()
+    return makers.union(
+        *(term.nodes for term in terms), (one.index for one in reductions)
+    )
 
 
 def _read(graph: Graph, reduction: Node) -> list[int]:

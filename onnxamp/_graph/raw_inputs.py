@@ -1,4 +1,6 @@
-"""Values that still are numbers of the model's inputs, moved, scaled, shifted or as logarithms: their range is unknown.
+"""Values that still are numbers of the model's inputs, moved, averaged, scaled, shifted or as logarithms.
+
+Their range is unknown.
 
 An input may be 20 with deviations of 0.01, or 3,000,000 cents, and only the model's user knows. Random samples show
 neither.
@@ -12,6 +14,7 @@ from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.index_paths import INTEGERS
 from onnxamp._graph.match import declared_axes
+from onnxamp._graph.offsets import keeps_offset
 from onnxamp._graph.view import ABSENT, Node, Origin, carried, transfers
 
 
@@ -208,10 +211,11 @@ class _Walk:
         elif self.found.is_quotient(node):
             self.channels[node.outputs[0]] = None
             self.ratios.add(node.outputs[0])
-        elif len(computed) == 1 and computed[0] in self.means:
-            self._follow_mean(node, computed[0])
-        elif len(computed) == 1 and computed[0] in self.channels:
-            self._follow_raw(node, computed[0])
+        elif len(computed) == 1:
+            if computed[0] in self.means:
+                self._follow_mean(node, computed[0])
+            if computed[0] in self.channels:
+                self._follow_raw(node, computed[0])
         self._follow_place(node, computed)
         for value in node.writes if self.passed else ():
             self.pass_on(value)
@@ -273,9 +277,10 @@ class _Walk:
         channel = self.channels[value]
         is_first = node.input(0) == value
         is_kept = self._passes(node) or self._moves(node, channel)
-        if node.key in facts.means and is_first:
-            if self._is_apart(node, channel):
-                self.means.update(dict.fromkeys(node.writes, value))
+        if node.key in facts.means and is_first and self._is_apart(node, channel):
+            self.means.update(dict.fromkeys(node.writes, value))
+        if self._averages(node, value):
+            self.channels.update(dict.fromkeys(node.writes, channel))
         elif node.key in facts.products:
             made = _channels_of(node)
             if is_first and channel is None and made is not None:
@@ -285,6 +290,15 @@ class _Walk:
             self._follow_ratio(node, [value] if is_kept else [])
         elif node.key in facts.curves and is_first and channel is None:
             self.channels[node.outputs[0]] = None
+
+    def _averages(self, node: Node, value: int) -> bool:
+        """Return whether a node makes averages of neighboring numbers, which are as large and differ as little."""
+        facts = op_facts()
+        is_pool = node.key in facts.means - facts.reductions
+        if is_pool or node.key in facts.interpolates:
+            return node.input(0) == value
+        is_plain = self.channels[value] is None
+        return is_plain and keeps_offset(self.graph, node, value)
 
     def _passes(self, node: Node) -> bool:
         """Return whether the node changes no number, or only the type."""

@@ -11,10 +11,13 @@ import onnxamp
 NUMBERS = """<float[3] s = {1, 1, 1}, float[3] b = {0, 0, 0}, float[3] two3 = {2, 2, 2},
     float[3] means = {20, 20, 20}, float[3] variances = {0.0001, 0.0001, 0.0001},
     float e = {1e-6}, float one = {1}, float two = {2}, float size = {64}, float twenty = {20}, float little = {0.01},
-    float hundred = {100}, float shift = {-2000}, int64[1] axis = {1}, int64[1] first = {0}, int64[1] next = {1},
+    float tenth = {0.1}, float hundred = {100}, float shift = {-2000}, float[4] twice = {1, 1, 2, 2},
+    float[1,1,5] blur = {0.1, 0.2, 0.4, 0.2, 0.1}, float[1,1,3] box = {0.25, 0.5, 0.25}, float[1,1,3] bend = {1, -2, 1},
+    int64[6] margin = {0, 0, 2, 0, 0, 2}, int64[1] axis = {1}, int64[1] first = {0}, int64[1] next = {1},
     int64[1] after = {2}, int64[1] last = {-1}, int64[1] end = {64}>"""
 IMAGE = "(float[2,3,16,16] x) => (float[2,C,16,16] y)"
 ROWS = "(float[4,64] x) => (float[4,64] y)"
+SERIES = "(float[4,1,64] x) => (float[4,1,L] y)"
 MEAN = "ReduceMean <axes = [1]>"
 
 NORMS = {
@@ -48,6 +51,9 @@ NORMS = {
     "weighted variance": """(float[4,64] x, float[4,64] z) => (float[4,1] y) { k = Softmax (z) t = Mul (k, x)
         m = ReduceSum (t, axis) q = Mul (x, x) u = Mul (k, q) a = ReduceSum (u, axis) p = Mul (m, m)
         v = Sub (a, p) y = Relu (v) }""",
+    "variance of a place": """(float[4,64] x, float[4,64] z) => (float[4,1] y) { k = Mul (z, hundred) p = Softmax (k)
+        t = Mul (p, places) m = ReduceSum (t, axis) u = Mul (p, squares) a = ReduceSum (u, axis) q = Mul (m, m)
+        y = Sub (a, q) }""",
     "covariance": f"""(float[4,64] x) => (float[4,1] y) {{ r = Mul (x, two) o = Relu (r) q = Mul (x, o) a = {MEAN} (q)
         m = {MEAN} (x) l = {MEAN} (o) p = Mul (m, l) y = Sub (a, p) }}""",
     "from the first": f"{ROWS} {{ f = Slice (x, first, next, axis) d = Sub (x, f) y = MatMul (d, w) }}",
@@ -55,6 +61,26 @@ NORMS = {
         l = Slice (x, first, next, axis) t = Slice (x, next, after, axis) k = Sub (t, l) j = Concat <axis = 1> (d, k)
         y = MatMul (j, w) }}""",
     "from the smallest": f"{ROWS} {{ f = ReduceMin <axes = [1]> (x) d = Sub (x, f) y = MatMul (d, w) }}",
+    "from a padded moving average": f"""{SERIES} {{ p = Pad <mode = "edge"> (x, margin)
+        a = AveragePool <kernel_shape = [5], strides = [1]> (p) d = Sub (x, a) y = MatMul (d, w) }}""",
+    "from a blur": f"""{SERIES} {{ p = Pad <mode = "reflect"> (x, margin) a = Conv (p, blur) d = Sub (x, a)
+        y = MatMul (d, w) }}""",
+    "from the padded ends": f"""{SERIES} {{ f = Slice (x, first, next, after) p = Concat <axis = 2> (f, x, f)
+        a = Conv (p, box) d = Sub (x, a) y = MatMul (d, w) }}""",
+    "between two averages": f"""{SERIES} {{ a = Conv <pads = [1, 1]> (x, blur) f = Conv (x, box) d = Sub (a, f)
+        t = Slice (d, next, last, after) y = Relu (t) }}""",
+    "from a smaller image": """(float[2,1,16,16] x) => (float[2,1,16,16] y) {
+        a = AveragePool <kernel_shape = [2, 2], strides = [2, 2]> (x) u = Resize <mode = "linear"> (a, , twice)
+        d = Sub (x, u) y = Relu (d) }""",
+    "a normalization of averages": """(float[2,3,16,16] x) => (float[2,C,8,8] y) {
+        a = AveragePool <kernel_shape = [2, 2], strides = [2, 2]> (x) n = InstanceNormalization (a, s, b)
+        y = Conv (n, c) }""",
+    "a ratio of averages": f"""{SERIES} {{ a = AveragePool <kernel_shape = [3], strides = [1]> (x)
+        f = AveragePool <kernel_shape = [5], strides = [1], pads = [1, 1], count_include_pad = 0> (x)
+        q = Div (a, f) d = Sub (q, one) t = Mul (d, hundred) y = Relu (t) }}""",
+    "finite differences": f"{SERIES} {{ d = Conv (x, bend) y = Relu (d) }}",
+    "a matrix that subtracts the mean": f"{ROWS} {{ d = MatMul (x, centering) y = MatMul (d, w) }}",
+    "a matrix before rows": """(float[64,4] x) => (float[64,4] y) { d = MatMul (centering, x) y = Relu (d) }""",
     "two inputs": """(float[4,64] x, float[4,64] z) => (float[4,64] y) { k = Add (z, twenty) d = Sub (x, k)
         y = MatMul (d, w) }""",
     "parts": """(float[4,32] x, float[4,32] z) => (float[4,64] y) { k = Add (z, twenty) j = Concat <axis = 1> (x, k)
@@ -69,9 +95,14 @@ NORMS = {
 def model_of(text: str) -> ModelProto:
     head, brace, body = text.partition("{")
     generator = np.random.default_rng(0)
+    centered = np.random.default_rng(1).standard_normal((64, 64)).astype(np.float32)
     weights = {
         "c": (0.1 + generator.random((3, 3, 1, 1))).astype(np.float32),
         "g": np.ones(64, np.float32),
+        "centering": (np.eye(64) - 1 / 64).astype(np.float32),
+        "free": centered - centered.mean(0),
+        "places": np.arange(64, dtype=np.float32),
+        "squares": np.arange(64, dtype=np.float32) ** 2,
         "w": (generator.standard_normal((64, 64)) / 8).astype(np.float32),
     }
     model = parse(f"{head}{NUMBERS}{brace}{body}")
@@ -111,6 +142,9 @@ FREE = {
         d = Sub (f, o) y = MatMul (d, w) }""",
     "by moments of a few units": f"{IMAGE} {{ n = BatchNormalization (x, s, two3, two3, s) y = Conv (n, c) }}",
     "a sigmoid": f"{ROWS} {{ m = Neg (x) f = Exp (m) a = Add (f, one) y = Div (x, a) }}",
+    "an average": f"{SERIES} {{ a = Conv (x, blur) y = Relu (a) }}",
+    "trained weights without their mean": f"{ROWS} {{ d = MatMul (x, free) y = MatMul (d, w) }}",
+    "differences of a product": f"""{ROWS} {{ h = MatMul (x, w) d = MatMul (h, centering) y = Relu (d) }}""",
     "square of a sum": """(float[4,64] x) => (float[4,1] y) { h = MatMul (x, w) t = ReduceSum (h, axis) p = Mul (t, t)
         q = Mul (h, h) a = ReduceSum (q, axis) y = Sub (p, a) }""",
 }
@@ -122,6 +156,11 @@ NEAR_ONE = {
     "log1p of a negative": "k = Mul (h, little) r = Relu (k) a = Sub (one, r) y = Log (a)",
     "expm1": "k = Mul (h, little) f = Exp (k) y = Sub (f, one)",
     "hyperbolic": "k = Mul (h, little) r = Relu (k) a = Add (r, one) m = Max (a, one) y = Acosh (m)",
+    "versed sine": "k = Mul (h, tenth) f = Cos (k) y = Sub (one, f)",
+    "root": "k = Mul (h, little) r = Abs (k) a = Add (r, one) f = Sqrt (a) y = Sub (f, one)",
+    "power": "k = Mul (h, little) a = Add (k, one) f = Pow (a, two) y = Sub (f, one)",
+    "reciprocal": "k = Mul (h, little) r = Relu (k) a = Add (r, one) f = Reciprocal (a) y = Sub (one, f)",
+    "small power": "k = Softplus (h) f = Pow (k, little) y = Sub (f, one)",
     "opacity": "k = Mul (h, little) r = Relu (k) m = Neg (r) f = Exp (m) y = Sub (one, f)",
 }
 

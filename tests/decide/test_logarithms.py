@@ -28,12 +28,13 @@ KEPT = {
     "Softplus": "e = Exp (h) a = Add (one, e) y = Log (a)",
     "a decomposed Sigmoid": "n = Neg (h) e = Exp (n) a = Add (one, e) p = Reciprocal (a) y = Log (p)",
     "Tanh": "t = Tanh (h) s = Mul (t, t) q = Sub (one, s) y = Log (q)",
+    "a bounded Tanh": "t = Tanh (h) s = Mul (t, t) q = Sub (one, s) r = Relu (q) a = Add (r, tiny) y = Log (a)",
     "Erf": "t = Erf (h) q = Add (one, t) y = Log (q)",
     "in a body": """yes = Greater (first, first)
         y = If (yes) <then_branch = a () => (float[N,8] u) { u = Identity (h) },
         else_branch = b () => (float[N,8] v) { p = Softmax (h) v = Log (p) }>""",
 }
-MOST = {"odds without a logarithm": 10, "odds of a Softmax": 5, "Tanh": 4.5, "Erf": 3.5}
+MOST = {"odds without a logarithm": 10, "odds of a Softmax": 5, "Tanh": 4.5, "a bounded Tanh": 4.5, "Erf": 3.5}
 """Largest logits, where they are not 14.5: float32 tells the probabilities of these from 0 and 1, and float16 ends
 behind their odds.
 """

@@ -2,10 +2,10 @@
 
 An input of the model may be 20 with deviations of 0.01, like pixels, samples of a sensor or prices. float16 rounds it
 to multiples of 1/64, and a normalization turns that into noise. The same is true of the difference or the quotient of
-two inputs, or of parts of one, and of an input from which a stored mean is subtracted that is far larger than the
-deviation by which the difference is divided. Exporters fold such a mean into the bias of the first layer. Inside a
-network, values were computed in low precision anyway, and validation measures them. Only a variance as the difference
-of two means, E[x²] - E[x]², and an expanded squared distance cancel everywhere.
+two inputs, or of parts or averages of one, and of an input from which a stored mean is subtracted that is far larger
+than the deviation by which the difference is divided. Exporters fold such a mean into the bias of the first layer.
+Inside a network, values were computed in low precision anyway, and validation measures them. Only a variance as the
+difference of two means, E[x²] - E[x]², and an expanded squared distance cancel everywhere.
 """
 
 from collections.abc import Iterator
@@ -22,6 +22,7 @@ from onnxamp._graph.distances import cosine_nodes, expanded_distances
 from onnxamp._graph.exact_walks import makers_through_exact
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.moments import DIFFERENCES, moment_difference
+from onnxamp._graph.offsets import removes_offset
 from onnxamp._graph.raw_inputs import RawInputs, raw_inputs, raw_makers, raw_readers
 from onnxamp._graph.view import ABSENT, Node
 
@@ -39,6 +40,7 @@ def cancellations(graph: Graph, low: Format) -> Iterator[Hazard]:
         if node.index in raw_nodes:
             if (
                 centered.is_centered_by(node)
+                or centered.is_difference(node)
                 or raw.is_comparison(node)
                 or scales.is_far(node)
             ):
@@ -83,6 +85,13 @@ class _Centered:
             return bool(shape and channel % len(shape) < first % len(shape))
         is_trained = bool(attribute(node.proto, "training_mode"))
         return node.key in facts.centering_channels or is_trained
+
+    def is_difference(self, node: Node) -> bool:
+        """Return whether the weights of a product make it a difference between raw values, as a finite difference."""
+        return node.key in op_facts().products and any(
+            self.raw.are_plain([value]) and removes_offset(self.graph, node, value)
+            for value in node.reads
+        )
 
     def _is_shifted_little(self, node: Node) -> bool:
         """Return whether a node subtracts stored means that are no more than a few deviations: few digits cancel."""
@@ -261,7 +270,8 @@ _OFFSET: Final = 8.0
 def _near_one(graph: Graph) -> Iterator[Hazard]:
     """Yield sums 1 + x before a logarithm, and differences exp(x) - 1: if x is small, 1 + x holds none of its digits.
 
-    The angle of a cosine near 1 needs them as well, and so do distances in hyperbolic space, acosh(1 + x).
+    The same is true of 1 - cos(x) and of sqrt(1 + x) - 1. The angle of a cosine near 1 needs its last digits as well,
+    and so do distances in hyperbolic space, acosh(1 + x).
 
     Complexity: linear.
     """
@@ -279,7 +289,8 @@ def _near_one(graph: Graph) -> Iterator[Hazard]:
         if ones.isdisjoint(node.inputs):
             continue
         if _is_beside_one(graph, node, subtracts=True):
-            yield from _leading(graph, node, facts.exponentials)
+            yield from _leading(graph, node, facts.exponentials | facts.ones_at_zero)
+            yield from _curved(graph, node)
         if _is_beside_one(graph, node):
             yield from _cosine_distance(graph, node)
 
@@ -315,6 +326,25 @@ def _leading(graph: Graph, end: Node, starts: frozenset[str]) -> Iterator[Hazard
         yield from (Hazard(one.index, KIND, why) for one in (*path, end))
 
 
+def _curved(graph: Graph, end: Node) -> Iterator[Hazard]:
+    """Yield a difference between 1 and a root, a power or the reciprocal of a number near 1, with the nodes from it."""
+    path = _path_to(graph, end)
+    for curve in path:
+        if curve.key not in op_facts().curves - op_facts().logarithms:
+            continue
+        leading = list(_leading(graph, curve, op_facts().additive))
+        if leading or _is_flat(graph, curve):
+            yield from leading
+            why = f"leads from a number near 1 to {end.label!r}, which needs its last digits"
+            yield from (Hazard(one.index, KIND, why) for one in (*path, end))
+
+
+def _is_flat(graph: Graph, node: Node) -> bool:
+    """Return whether a node raises numbers to a power so small that they become 1 with a few different last digits."""
+    exponent = graph.constants.uniform(node.input(1)) if node.key == "Pow" else None
+    return exponent is not None and 0 < abs(exponent) <= _FLAT
+
+
 def _opposite(graph: Graph, end: Node) -> Iterator[Hazard]:
     """Yield a logarithm, and the product with weights of both signs before it, with the exact ops between.
 
@@ -339,6 +369,8 @@ def _has_both_signs(graph: Graph, node: Node) -> bool:
     return bool(((weights > 0).any(axis) & (weights < 0).any(axis)).any())
 
 
+_FLAT: Final = 1 / 16
+"""Exponents up to which a power, less 1, has lost a few percent of its digits in float16, unless the base is huge."""
 _ONES: Final = (1.0, -1.0)
 _REACH: Final = 16
 """Nodes between a number near 1 and what needs its digits: bounds, movement."""
