@@ -222,6 +222,8 @@ class _Fallbacks:
         if self.job.plan is not None:
             yield from self.cured(_SEARCH)
             yield from self.lower()
+        elif options.weights_only:
+            self.outcomes.append("All nodes compute in float32 already.")
         elif options.level not in (Level.O2, Level.O3):
             yield from self.cured(1.0)
         elif refused.fault or is_broken(refused.report):

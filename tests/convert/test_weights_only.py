@@ -94,3 +94,15 @@ def test_the_command_says_what_it_did(tmp_path: Path) -> None:
     assert "Stored weights in float16" in told
     assert "speed-up" not in told
     assert "its numbers do not fit low precision" in told
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_weights_that_lose_the_result_stay(level: str, tmp_path: Path) -> None:
+    weight = RANDOM.standard_normal((32, 32)).astype(np.float32)
+    text = "(float[2,32] x) => (float[2,32] y) { h = MatMul (x, w) u = MatMul (x, v) y = Sub (h, u) }"
+    source = tmp_path / "model.onnx"
+    onnx.save(add_weights(parse(text, 18), {"w": weight, "v": weight * np.float32(1 + 1e-4)}), source)
+    told = run("convert", source, "-o", tmp_path / "small.onnx", "--weights-only", "--level", level)
+    assert told.exit_code == 0
+    assert "stays in float32" in told.output
+    assert onnx.load(tmp_path / "small.onnx").graph.initializer[0].data_type == TensorProto.FLOAT
