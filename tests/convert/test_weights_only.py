@@ -106,3 +106,11 @@ def test_weights_that_lose_the_result_stay(level: str, tmp_path: Path) -> None:
     assert told.exit_code == 0
     assert "stays in float32" in told.output
     assert onnx.load(tmp_path / "small.onnx").graph.initializer[0].data_type == TensorProto.FLOAT
+
+
+def test_columns_of_a_large_image_stay() -> None:
+    text = """(float[1,4000] x) => (float[1,4000] y) <float size = {4000}> {
+        g = Add (x, grid) d = Div (g, size) y = Relu (d) }"""
+    grid = np.arange(4000, dtype=np.float32)[None]
+    result = onnxamp.convert_model(add_weights(parse(text, 18), {"grid": grid}), weights_only=True)
+    assert weight_types(result)["grid"] == TensorProto.FLOAT

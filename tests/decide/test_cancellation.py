@@ -1,5 +1,7 @@
 """Normalizations of an input whose mean is far larger than its deviations."""
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -190,3 +192,20 @@ def test_other_normalizations_are_free(name: str) -> None:
 def test_the_cast_moves_behind_the_normalization() -> None:
     result = onnxamp.convert_model(model_of(NORMS["InstanceNormalization"]))
     assert [node.op_type for node in result.graph.node] == ["InstanceNormalization", "Cast", "Conv", "Cast"]
+
+
+SCHEDULE = """(int64[1] t, float[4,64] x) => (float[4,64] y) <float one = {1}, int64[1] step = {1}> {
+    a = Gather (shares, t) s = Sub (t, step) r = Gather (shares, s) q = Div (a, r) b = Sub (one, q) u = Sub (one, a)
+    f = Div (b, u) m = Mul (x, f) y = MatMul (m, w) }"""
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("options", [{"level": "O2"}, {"level": "O3"}, {"weights_only": True}], ids=str)
+def test_schedules_of_diffusion_keep_their_first_steps(dtype: str, options: dict[str, Any]) -> None:
+    shares = np.cumprod(1 - np.linspace(1e-4, 0.02, 1000)).astype(np.float32)
+    model = add_weights(parse(SCHEDULE, 17), {"shares": shares, "w": np.eye(64, dtype=np.float32)})
+    result = onnxamp.convert_model(model, dtype=dtype, **options)
+    x = np.random.default_rng(1).standard_normal((4, 64)).astype(np.float32)
+    for step in (1, 20, 900):
+        report = onnxamp.diff_models(model, result, samples=[{"t": np.array([step]), "x": x}])
+        assert report.outputs[0].rel_l2 < 0.01, step

@@ -9,17 +9,16 @@ difference of two means, E[x²] - E[x]², and an expanded squared distance cance
 """
 
 from collections.abc import Iterator
-from itertools import chain, islice
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind
+from onnxamp._decide.near_one import has_near_one, near_one
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import attribute, attribute_of, op_facts
-from onnxamp._graph.distances import cosine_nodes, expanded_distances
-from onnxamp._graph.exact_walks import makers_through_exact
+from onnxamp._graph.distances import expanded_distances
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.moments import DIFFERENCES, moment_difference
 from onnxamp._graph.offsets import removes_offset
@@ -53,7 +52,8 @@ def cancellations(graph: Graph, low: Format) -> Iterator[Hazard]:
     for nodes in expanded_distances(graph):
         why = "expands a squared distance into numbers larger than it"
         yield from (Hazard(index, KIND, why) for index in sorted(nodes))
-    yield from _near_one(graph)
+    for index, why, is_rare in near_one(graph, low):
+        yield Hazard(index, KIND, why, is_rare)
 
 
 class _Centered:
@@ -267,124 +267,6 @@ _OFFSET: Final = 8.0
 """Lengths of a weight vector up to which its bias suits inputs of a few units, as nearly all trained ones do."""
 
 
-def _near_one(graph: Graph) -> Iterator[Hazard]:
-    """Yield sums 1 + x before a logarithm, and differences exp(x) - 1: if x is small, 1 + x holds none of its digits.
-
-    The same is true of 1 - cos(x) and of sqrt(1 + x) - 1. The angle of a cosine near 1 needs its last digits as well,
-    and so do distances in hyperbolic space, acosh(1 + x).
-
-    Complexity: linear.
-    """
-    facts = op_facts()
-    for node in graph.nodes_of(facts.logarithms):
-        yield from _leading(graph, node, facts.additive)
-        yield from _opposite(graph, node)
-    for node in graph.nodes_of(facts.steep):
-        yield from _leading(graph, node, facts.additive)
-        yield from _cosine_distance(graph, node)
-    # Hardly any node reads a 1.
-    floats = graph.constants.floats().items()
-    ones = {value for value, stats in floats if stats and stats.uniform in _ONES}
-    for node in graph.nodes_of(facts.additive):
-        if ones.isdisjoint(node.inputs):
-            continue
-        if _is_beside_one(graph, node, subtracts=True):
-            yield from _leading(graph, node, facts.exponentials | facts.ones_at_zero)
-            yield from _curved(graph, node)
-        if _is_beside_one(graph, node):
-            yield from _cosine_distance(graph, node)
-
-
-def _path_to(graph: Graph, end: Node) -> list[Node]:
-    """Return the nodes that compute what a node reads, and the exact ops between."""
-    values = (value for _, value in graph.float_inputs(end))
-    makers = chain.from_iterable(makers_through_exact(graph, one) for one in values)
-    return list(islice(makers, _REACH))
-
-
-def _cosine_distance(graph: Graph, end: Node) -> Iterator[Hazard]:
-    """Yield the nodes from the product of normalized vectors to what needs the last digits of their cosine, if any."""
-    path = _path_to(graph, end)
-    found = set[int]().union(*(cosine_nodes(graph, one) for one in path))
-    if found:
-        why = (
-            f"leads from a cosine near 1 to {end.label!r}, which needs its last digits"
-        )
-        nodes = found | {end.index, *(one.index for one in path)}
-        yield from (Hazard(index, KIND, why) for index in sorted(nodes))
-
-
-def _leading(graph: Graph, end: Node, starts: frozenset[str]) -> Iterator[Hazard]:
-    """Yield a node, and the exact ops between it and a number near 1 that one of some ops makes, with this op."""
-    path = _path_to(graph, end)
-    is_sum = starts == op_facts().additive
-    last = [one for one in path if one.key in starts]
-    if any(not is_sum or _is_beside_one(graph, one) for one in last):
-        why = (
-            f"leads from a number near 1 to {end.label!r}, which needs its last digits"
-        )
-        yield from (Hazard(one.index, KIND, why) for one in (*path, end))
-
-
-def _curved(graph: Graph, end: Node) -> Iterator[Hazard]:
-    """Yield a difference between 1 and a root, a power or the reciprocal of a number near 1, with the nodes from it."""
-    path = _path_to(graph, end)
-    for curve in path:
-        if curve.key not in op_facts().curves - op_facts().logarithms:
-            continue
-        leading = list(_leading(graph, curve, op_facts().additive))
-        if leading or _is_flat(graph, curve):
-            yield from leading
-            why = f"leads from a number near 1 to {end.label!r}, which needs its last digits"
-            yield from (Hazard(one.index, KIND, why) for one in (*path, end))
-
-
-def _is_flat(graph: Graph, node: Node) -> bool:
-    """Return whether a node raises numbers to a power so small that they become 1 with a few different last digits."""
-    exponent = graph.constants.uniform(node.input(1)) if node.key == "Pow" else None
-    return exponent is not None and 0 < abs(exponent) <= _FLAT
-
-
-def _opposite(graph: Graph, end: Node) -> Iterator[Hazard]:
-    """Yield a logarithm, and the product with weights of both signs before it, with the exact ops between.
-
-    The weights form a difference that is positive on the inputs of the model's domain, and that may be far smaller than
-    its terms.
-    """
-    makers = makers_through_exact(graph, end.input(0))
-    path = list(islice(makers, _REACH))
-    if any(_has_both_signs(graph, one) for one in path):
-        why = f"leads from a difference that weights make to {end.label!r}, which needs its last digits"
-        yield from (Hazard(one.index, KIND, why, rare=True) for one in (*path, end))
-
-
-def _has_both_signs(graph: Graph, node: Node) -> bool:
-    """Return whether a node is a product with a matrix that has a positive and a negative number in a column."""
-    if node.key not in ("MatMul", "Gemm"):
-        return False
-    weights = graph.constants.numbers(node.input(1))
-    if weights is None or weights.ndim != 2 or weights.size > _MOST_WEIGHTS:
-        return False
-    axis = 1 if attribute_of(node.proto, "transB", 0) else 0
-    return bool(((weights > 0).any(axis) & (weights < 0).any(axis)).any())
-
-
-_FLAT: Final = 1 / 16
-"""Exponents up to which a power, less 1, has lost a few percent of its digits in float16, unless the base is huge."""
-_ONES: Final = (1.0, -1.0)
-_REACH: Final = 16
-"""Nodes between a number near 1 and what needs its digits: bounds, movement."""
-
-
-def _is_beside_one(graph: Graph, node: Node, *, subtracts: bool = False) -> bool:
-    """Return whether a node adds something and 1, or subtracts one from the other."""
-    numbers = [graph.constants.uniform(value) for value in node.reads]
-    known = [number for number in numbers if number is not None]
-    if len(numbers) != 2 or len(known) != 1 or abs(known[0]) != 1:
-        return False
-    return not subtracts or (node.key == "Sub") == (known[0] == 1)
-
-
 def _variance(graph: Graph, node: Node) -> Iterator[Hazard]:
     """Yield a difference of a mean of squares and the square of a mean, with both, and what reads it."""
     found = moment_difference(graph, node)
@@ -408,6 +290,9 @@ class _Cancellation(HazardKind):
 
     def find(self, graph: Graph, low: Format, /) -> Iterator[Hazard]:
         return cancellations(graph, low)
+
+    def loses(self, graph: Graph, weight: int, low: Format, /) -> bool:
+        return has_near_one(graph, weight, low)
 
 
 KIND: Final = _Cancellation()

@@ -30,6 +30,7 @@ from onnxamp._graph.distances import cosine_nodes
 from onnxamp._graph.exact_walks import readers_through_exact
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.index_paths import INTEGERS
+from onnxamp._graph.known import is_rounded
 from onnxamp._graph.raw_inputs import RawInputs, raw_inputs, raw_makers, raw_readers
 from onnxamp._graph.view import ABSENT, Node, passed_values
 
@@ -365,6 +366,13 @@ class _Magnitudes(HazardKind):
 
     def find(self, graph: Graph, low: Format, /) -> Iterator[Hazard]:
         return input_magnitudes(graph, low)
+
+    def loses(self, graph: Graph, weight: int, low: Format, /) -> bool:
+        """Return whether a weight holds integers that low precision rounds, such as the columns of a large image."""
+        numbers = graph.constants.numbers(weight)
+        if numbers is None or not is_rounded(graph, weight, low):
+            return False
+        return bool((numbers == np.round(numbers)).all())
 
     def spared(self, known: KnownNodes, /) -> AbstractSet[int]:
         """Return the nodes whose magnitudes were measured, which ``--rescale`` brings into range."""
