@@ -25,6 +25,7 @@ class RawInputs(NamedTuple):
         channels: raw value -> the axis of the channels that one product made; None if there was none.
         wide: inputs of types that tell more numbers apart than low precision does, such as integers.
         means: mean -> the raw value that it is the mean of, through data movement.
+        sums: sum -> the raw value that it is the sum of. Divided by a number of terms, it is a mean.
         ratios: raw values that are quotients of two others, such as a price and the one of the day before.
         places: raw value -> the raw value that it is a function of, number by number; itself if it was moved.
         sources: raw value -> the raw values that control flow passes on as it, into a body or out of one.
@@ -33,6 +34,7 @@ class RawInputs(NamedTuple):
     channels: Mapping[int, int | None]
     wide: frozenset[int]
     means: Mapping[int, int]
+    sums: Mapping[int, int]
     ratios: frozenset[int]
     places: Mapping[int, int]
     sources: Mapping[int, Sequence[int]]
@@ -43,6 +45,7 @@ class RawInputs(NamedTuple):
         return not (
             self.channels.keys().isdisjoint(read)
             and self.means.keys().isdisjoint(read)
+            and self.sums.keys().isdisjoint(read)
             and self.wide.isdisjoint(read)
         )
 
@@ -52,20 +55,29 @@ class RawInputs(NamedTuple):
             self.channels.get(value, ABSENT) is None for value in values
         )
 
+    def are_levels(self, values: Sequence[int]) -> bool:
+        """Return whether values are raw, or means of raw ones, and no product computes them."""
+        return bool(values) and all(
+            self.are_plain([self.means.get(value, value)]) for value in values
+        )
+
     def is_quotient(self, node: Node) -> bool:
-        """Return whether a node divides a raw value by another one, or by a mean of raw values."""
+        """Return whether a node divides a raw value, or a mean of some, by another one."""
         if node.key != "Div" or ABSENT in node.inputs:
             return False
         dividend, divisor = node.inputs
-        is_mean = divisor in self.means
-        return self.are_plain([dividend] if is_mean else node.inputs)
+        is_of_channels = divisor in self.means and self.are_plain([dividend])
+        are_sums = self.sums.keys() >= {dividend, divisor}
+        return is_of_channels or are_sums or self.are_levels(node.inputs)
 
     def is_comparison(self, node: Node) -> bool:
         """Return whether a node divides raw values by others, not by functions of themselves as in x / (1 + |x|)."""
         if not self.is_quotient(node):
             return False
         dividend, divisor = node.inputs
-        return divisor in self.means or self.places[dividend] != self.places[divisor]
+        places = self.places
+        is_one_place = dividend in places and places[dividend] == places.get(divisor)
+        return divisor in self.means or not is_one_place
 
 
 def raw_inputs(graph: Graph) -> RawInputs:
@@ -137,7 +149,7 @@ def raw_makers(
                 stack += sources
                 yield from _passing(graph, value, sources)
             continue
-        is_known = value in raw.channels or value in raw.means
+        is_known = value in raw.channels or value in raw.means or value in raw.sums
         if maker is None or not is_known or maker.index in seen:
             continue
         seen.add(maker.index)
@@ -172,6 +184,7 @@ class _Walk:
         wide = INTEGERS | {"tensor(double)"}
         self.wide = frozenset(value for value in inputs if graph.types[value] in wide)
         self.means = dict[int, int]()
+        self.sums = dict[int, int]()
         self.ratios = set[int]()
         self.places = {value: value for value in self.channels}
         self.sources = dict[int, list[int]]()
@@ -182,6 +195,7 @@ class _Walk:
             channels=self.channels,
             wide=self.wide,
             means=self.means,
+            sums=self.sums,
             ratios=frozenset(),
             places=self.places,
             sources=self.sources,
@@ -202,6 +216,8 @@ class _Walk:
         graph = self.graph
         given = [value for value in node.reads if graph.types[value] in FLOAT_TENSORS]
         computed = [value for value in given if not graph.constants.is_constant(value)]
+        if node.key in op_facts().interpolates:
+            computed = computed[:1]  # the others are places
         if node.key == "Cast" and node.reads[0] in self.wide:
             self.channels[node.outputs[0]] = None
         is_moved = node.key in op_facts().moves_data
@@ -216,6 +232,8 @@ class _Walk:
                 self._follow_mean(node, computed[0])
             if computed[0] in self.channels:
                 self._follow_raw(node, computed[0])
+        if not self.sums.keys().isdisjoint(computed):
+            self._follow_sum(node, computed)
         self._follow_place(node, computed)
         for value in node.writes if self.passed else ():
             self.pass_on(value)
@@ -271,6 +289,17 @@ class _Walk:
         if self._passes(node) or node.index in self.graph.exact or is_guard:
             self.means.update(dict.fromkeys(node.writes, self.means[mean]))
 
+    def _follow_sum(self, node: Node, computed: Sequence[int]) -> None:
+        """Note the outputs of a node that moves or adds sums, or divides one by a number, which may be computed."""
+        facts = op_facts()
+        first = computed[0]
+        are_sums = self.sums.keys() >= set(computed)
+        is_kept = self._passes(node) or node.key in facts.moves_data | facts.additive
+        if are_sums and is_kept:
+            self.sums.update(dict.fromkeys(node.writes, self.sums[first]))
+        elif node.key in facts.linear - facts.additive and first in self.sums:
+            self.means.update(dict.fromkeys(node.writes, self.sums[first]))
+
     def _follow_raw(self, node: Node, value: int) -> None:
         """Note the outputs of a node that computes something of one raw value."""
         facts = op_facts()
@@ -279,6 +308,8 @@ class _Walk:
         is_kept = self._passes(node) or self._moves(node, channel)
         if node.key in facts.means and is_first and self._is_apart(node, channel):
             self.means.update(dict.fromkeys(node.writes, value))
+        if node.key in facts.running_sums | (facts.reductions - facts.means):
+            self.sums.update(dict.fromkeys(node.writes, value))
         if self._averages(node, value):
             self.channels.update(dict.fromkeys(node.writes, channel))
         elif node.key in facts.products:
@@ -288,7 +319,11 @@ class _Walk:
         elif is_kept or node.key in facts.linear:
             self.channels.update(dict.fromkeys(node.writes, channel))
             self._follow_ratio(node, [value] if is_kept else [])
-        elif node.key in facts.curves and is_first and channel is None:
+        elif (
+            node.key in facts.curves | facts.selections
+            and is_first
+            and channel is None
+        ):
             self.channels[node.outputs[0]] = None
 
     def _averages(self, node: Node, value: int) -> bool:

@@ -12,10 +12,11 @@ import onnxamp
 
 NUMBERS = """<float[3] s = {1, 1, 1}, float[3] b = {0, 0, 0}, float[3] two3 = {2, 2, 2},
     float[3] means = {20, 20, 20}, float[3] variances = {0.0001, 0.0001, 0.0001},
-    float e = {1e-6}, float one = {1}, float two = {2}, float size = {64}, float twenty = {20}, float little = {0.01},
-    float tenth = {0.1}, float hundred = {100}, float shift = {-2000}, float[4] twice = {1, 1, 2, 2},
-    float[1,1,5] blur = {0.1, 0.2, 0.4, 0.2, 0.1}, float[1,1,3] box = {0.25, 0.5, 0.25}, float[1,1,3] bend = {1, -2, 1},
-    int64[6] margin = {0, 0, 2, 0, 0, 2}, int64[1] axis = {1}, int64[1] first = {0}, int64[1] next = {1},
+    float e = {1e-6}, float zero = {0}, float one = {1}, float two = {2}, float size = {64}, float twenty = {20},
+    float little = {0.01}, float tenth = {0.1}, float hundred = {100}, float shift = {-2000},
+    float[4] twice = {1, 1, 2, 2}, float[1,1,5] blur = {0.1, 0.2, 0.4, 0.2, 0.1}, float[1,1,3] box = {0.25, 0.5, 0.25},
+    float[1,1,3] bend = {1, -2, 1}, int64[6] margin = {0, 0, 2, 0, 0, 2}, int64[4] flow = {2, 16, 16, 1},
+    int64 along = {1}, int64[1] half = {32}, int64[1] axis = {1}, int64[1] first = {0}, int64[1] next = {1},
     int64[1] after = {2}, int64[1] last = {-1}, int64[1] end = {64}>"""
 IMAGE = "(float[2,3,16,16] x) => (float[2,C,16,16] y)"
 ROWS = "(float[4,64] x) => (float[4,64] y)"
@@ -80,6 +81,28 @@ NORMS = {
     "a ratio of averages": f"""{SERIES} {{ a = AveragePool <kernel_shape = [3], strides = [1]> (x)
         f = AveragePool <kernel_shape = [5], strides = [1], pads = [1, 1], count_include_pad = 0> (x)
         q = Div (a, f) d = Sub (q, one) t = Mul (d, hundred) y = Relu (t) }}""",
+    "a sum divided by a count": """(float[4,64] x) => (float[4,64] y) { n = IsNaN (x) f = Where (n, zero, x)
+        k = Not (n) o = Cast <to = 1> (k) t = ReduceSum (o, axis) u = ReduceSum (f, axis) m = Div (u, t) d = Sub (x, m)
+        y = MatMul (d, w) }""",
+    "a running mean": """(float[4,64] x) => (float[4,64] y) { o = CumSum (x, along) m = Div (o, counts) d = Sub (x, m)
+        y = MatMul (d, w) }""",
+    "a mean of a window": """(float[4,64] x) => (float[4,63] y) { k = CumSum (x, along) f = Slice (k, next, end, axis)
+        l = Slice (k, first, last, axis) u = Sub (f, l) m = Div (u, two) o = Slice (x, next, end, axis) d = Sub (o, m)
+        y = Relu (d) }""",
+    "from the median": f"""{ROWS} {{ v, i = TopK (x, half) m = Slice (v, last, end, axis) d = Sub (x, m)
+        y = MatMul (d, w) }}""",
+    "two means": """(float[4,64] x, float[4,64] z) => (float[4,1] y) { m = ReduceMean <axes = [1]> (x)
+        k = Add (z, twenty) l = ReduceMean <axes = [1]> (k) d = Sub (m, l) y = Relu (d) }""",
+    "the mean and the largest": """(float[2,3,16,16] x) => (float[2,3,1,1] y) { m = GlobalAveragePool (x)
+        l = GlobalMaxPool (x) d = Sub (l, m) y = Relu (d) }""",
+    "two sums": """(float[4,64] x, float[4,64] z) => (float[4,1] y) { m = ReduceSum (x, axis) k = Add (z, twenty)
+        l = ReduceSum (k, axis) q = Div (m, l) d = Sub (q, one) y = Mul (d, hundred) }""",
+    "a negated erosion": """(float[2,1,16,16] x) => (float[2,1,16,16] y) { n = Neg (x)
+        l = MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x)
+        m = MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (n) d = Add (l, m) y = Relu (d) }""",
+    "a moved image": """(float[2,1,16,16] x, float[2,1,16,16] z) => (float[2,1,16,16] y) {
+        f = Reshape (z, flow) k = Concat <axis = 3> (f, f) m = GridSample (x, k)
+        d = Sub (x, m) y = Relu (d) }""",
     "finite differences": f"{SERIES} {{ d = Conv (x, bend) y = Relu (d) }}",
     "a matrix that subtracts the mean": f"{ROWS} {{ d = MatMul (x, centering) y = MatMul (d, w) }}",
     "a matrix before rows": """(float[64,4] x) => (float[64,4] y) { d = MatMul (centering, x) y = Relu (d) }""",
@@ -102,6 +125,7 @@ def model_of(text: str) -> ModelProto:
         "c": (0.1 + generator.random((3, 3, 1, 1))).astype(np.float32),
         "g": np.ones(64, np.float32),
         "centering": (np.eye(64) - 1 / 64).astype(np.float32),
+        "counts": np.arange(1, 65, dtype=np.float32),
         "free": centered - centered.mean(0),
         "places": np.arange(64, dtype=np.float32),
         "squares": np.arange(64, dtype=np.float32) ** 2,

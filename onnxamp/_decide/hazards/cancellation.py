@@ -19,6 +19,7 @@ from onnxamp._decide.near_one import has_near_one, near_one
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import attribute, attribute_of, op_facts
 from onnxamp._graph.distances import expanded_distances
+from onnxamp._graph.exact_walks import makers_through_exact
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.moments import DIFFERENCES, moment_difference
 from onnxamp._graph.offsets import removes_offset
@@ -65,11 +66,13 @@ class _Centered:
         self.seen = set[int]()
 
     def is_centered_by(self, node: Node) -> bool:
-        """Return whether the node subtracts a mean, or another raw value, from a raw value."""
+        """Return whether the node subtracts a mean, or another raw value, from a raw value or a mean of some."""
         facts = op_facts()
         value = node.input(0)
+        if node.key == "Add":
+            return self._adds_negative(node)
         if node.key == "Sub":
-            return self.raw.are_plain(node.reads) or any(
+            return self.raw.are_levels(node.reads) or any(
                 self.raw.means.get(other) in self._sources(one)
                 for one, other in (node.inputs, reversed(node.inputs))
                 if one in self.raw.channels
@@ -85,6 +88,14 @@ class _Centered:
             return bool(shape and channel % len(shape) < first % len(shape))
         is_trained = bool(attribute(node.proto, "training_mode"))
         return node.key in facts.centering_channels or is_trained
+
+    def _adds_negative(self, node: Node) -> bool:
+        """Return whether a node adds raw values, or means of some, one of which is negated."""
+        if not self.raw.are_levels(node.reads):
+            return False
+        makers = [list(makers_through_exact(self.graph, one)) for one in node.reads]
+        are_negated = {any(one.key == "Neg" for one in path) for path in makers}
+        return len(are_negated) == 2
 
     def is_difference(self, node: Node) -> bool:
         """Return whether the weights of a product make it a difference between raw values, as a finite difference."""
