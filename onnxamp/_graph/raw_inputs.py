@@ -26,6 +26,7 @@ class RawInputs(NamedTuple):
         wide: inputs of types that tell more numbers apart than low precision does, such as integers.
         means: mean -> the raw value that it is the mean of, through data movement.
         sums: sum -> the raw value that it is the sum of. Divided by a number of terms, it is a mean.
+        terms: product of a raw value and computed weights, such as a mask or a Softmax -> the raw value.
         ratios: raw values that are quotients of two others, such as a price and the one of the day before.
         places: raw value -> the raw value that it is a function of, number by number; itself if it was moved.
         sources: raw value -> the raw values that control flow passes on as it, into a body or out of one.
@@ -35,6 +36,7 @@ class RawInputs(NamedTuple):
     wide: frozenset[int]
     means: Mapping[int, int]
     sums: Mapping[int, int]
+    terms: Mapping[int, int]
     ratios: frozenset[int]
     places: Mapping[int, int]
     sources: Mapping[int, Sequence[int]]
@@ -46,6 +48,7 @@ class RawInputs(NamedTuple):
             self.channels.keys().isdisjoint(read)
             and self.means.keys().isdisjoint(read)
             and self.sums.keys().isdisjoint(read)
+            and self.terms.keys().isdisjoint(read)
             and self.wide.isdisjoint(read)
         )
 
@@ -149,7 +152,9 @@ def raw_makers(
                 stack += sources
                 yield from _passing(graph, value, sources)
             continue
-        is_known = value in raw.channels or value in raw.means or value in raw.sums
+        is_known = any(
+            value in known for known in (raw.channels, raw.means, raw.sums, raw.terms)
+        )
         if maker is None or not is_known or maker.index in seen:
             continue
         seen.add(maker.index)
@@ -185,6 +190,9 @@ class _Walk:
         self.wide = frozenset(value for value in inputs if graph.types[value] in wide)
         self.means = dict[int, int]()
         self.sums = dict[int, int]()
+        self.terms = dict[int, int]()
+        self.shares = set[int]()
+        """Terms whose weights add up to 1."""
         self.ratios = set[int]()
         self.places = {value: value for value in self.channels}
         self.sources = dict[int, list[int]]()
@@ -196,6 +204,7 @@ class _Walk:
             wide=self.wide,
             means=self.means,
             sums=self.sums,
+            terms=self.terms,
             ratios=frozenset(),
             places=self.places,
             sources=self.sources,
@@ -232,6 +241,10 @@ class _Walk:
                 self._follow_mean(node, computed[0])
             if computed[0] in self.channels:
                 self._follow_raw(node, computed[0])
+        if len(computed) == 2:
+            self._follow_weighted(node, computed)
+        elif not self.terms.keys().isdisjoint(computed):
+            self._follow_terms(node, computed[0])
         if not self.sums.keys().isdisjoint(computed):
             self._follow_sum(node, computed)
         self._follow_place(node, computed)
@@ -288,6 +301,32 @@ class _Walk:
         is_guard = node.key in op_facts().linear
         if self._passes(node) or node.index in self.graph.exact or is_guard:
             self.means.update(dict.fromkeys(node.writes, self.means[mean]))
+
+    def _follow_weighted(self, node: Node, computed: Sequence[int]) -> None:
+        """Note the outputs of a node that multiplies a raw value by computed weights, or adds it up by shares of 1."""
+        facts = op_facts()
+        plain = [value for value in computed if self.found.are_plain([value])]
+        if not plain or computed[0] == computed[1]:
+            return
+        weights = computed[0] if plain[0] == computed[1] else computed[1]
+        if node.key in facts.commutative - facts.additive:
+            self.terms.update(dict.fromkeys(node.writes, plain[0]))
+            self.shares.update(node.writes if self._are_shares(weights) else ())
+        elif node.key in facts.products and self._are_shares(weights):
+            self.means.update(dict.fromkeys(node.writes, plain[0]))
+
+    def _are_shares(self, value: int) -> bool:
+        """Return whether the numbers of a value add up to 1."""
+        maker = self.graph.producer(self.graph.passed_on(value))
+        return maker is not None and maker.key in op_facts().normalizing
+
+    def _follow_terms(self, node: Node, terms: int) -> None:
+        """Note the outputs of a node that moves weighted raw values, or adds them up."""
+        if node.key in op_facts().reductions:
+            found = self.means if terms in self.shares else self.sums
+            found.update(dict.fromkeys(node.writes, self.terms[terms]))
+        elif self._passes(node):
+            self.terms.update(dict.fromkeys(node.writes, self.terms[terms]))
 
     def _follow_sum(self, node: Node, computed: Sequence[int]) -> None:
         """Note the outputs of a node that moves or adds sums, or divides one by a number, which may be computed."""

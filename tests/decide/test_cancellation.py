@@ -84,6 +84,15 @@ NORMS = {
     "a sum divided by a count": """(float[4,64] x) => (float[4,64] y) { n = IsNaN (x) f = Where (n, zero, x)
         k = Not (n) o = Cast <to = 1> (k) t = ReduceSum (o, axis) u = ReduceSum (f, axis) m = Div (u, t) d = Sub (x, m)
         y = MatMul (d, w) }""",
+    "a masked mean": """(float[4,64] x, float[4,64] z) => (float[4,64] y) { k = Greater (z, zero) m = Cast <to = 1> (k)
+        t = Mul (x, m) u = ReduceSum (t, axis) o = ReduceSum (m, axis) l = Div (u, o) d = Sub (x, l)
+        y = MatMul (d, w) }""",
+    "a weighted mean": """(float[4,64] x, float[4,64] z) => (float[4,64] y) { k = Softmax (z) t = Mul (x, k)
+        u = ReduceSum (t, axis) d = Sub (x, u) y = MatMul (d, w) }""",
+    "a mean by attention": """(float[4,64] x, float[4,4] z) => (float[4,64] y) { k = Softmax (z) u = MatMul (k, x)
+        d = Sub (x, u) y = MatMul (d, w) }""",
+    "scores": f"{ROWS} {{ t = Mul (x, hundred) k = Softmax (t) y = MatMul (k, w) }}",
+    "log-probabilities of scores": f"{ROWS} {{ t = Mul (x, hundred) k = LogSoftmax (t) y = MatMul (k, w) }}",
     "a running mean": """(float[4,64] x) => (float[4,64] y) { o = CumSum (x, along) m = Div (o, counts) d = Sub (x, m)
         y = MatMul (d, w) }""",
     "a mean of a window": """(float[4,64] x) => (float[4,63] y) { k = CumSum (x, along) f = Slice (k, next, end, axis)
@@ -149,7 +158,8 @@ def test_deviations_of_an_input_survive(name: str, dtype: str) -> None:
     draws = np.random.default_rng(1).standard_normal((2, *shape))
     feeds = {"x": (20 + deviation * draws[0]).astype(onnx.helper.tensor_dtype_to_np_dtype(given.elem_type))}
     if len(model.graph.input) > 1:
-        feeds["z"] = (deviation * draws[1]).astype(np.float32)
+        sizes = [dim.dim_value for dim in model.graph.input[1].type.tensor_type.shape.dim]
+        feeds["z"] = (deviation * draws[1][: sizes[0], : sizes[1]]).astype(np.float32)
     for level in ("O2", "O3"):
         result = onnxamp.convert_model(model, level, dtype=dtype)
         report = onnxamp.diff_models(model, result, samples=[feeds])
