@@ -7,6 +7,7 @@ neither.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Final, NamedTuple
 
 from onnxamp._facts.dtypes import FLOAT_TENSORS
@@ -27,6 +28,7 @@ class RawInputs(NamedTuple):
         means: mean -> the raw value that it is the mean of, through data movement.
         sums: sum -> the raw value that it is the sum of. Divided by a number of terms, it is a mean.
         terms: product of a raw value and computed weights, such as a mask or a Softmax -> the raw value.
+        shares: such weights that add up to 1.
         ratios: raw values that are quotients of two others, such as a price and the one of the day before.
         places: raw value -> the raw value that it is a function of, number by number; itself if it was moved.
         sources: raw value -> the raw values that control flow passes on as it, into a body or out of one.
@@ -37,6 +39,7 @@ class RawInputs(NamedTuple):
     means: Mapping[int, int]
     sums: Mapping[int, int]
     terms: Mapping[int, int]
+    shares: AbstractSet[int]
     ratios: frozenset[int]
     places: Mapping[int, int]
     sources: Mapping[int, Sequence[int]]
@@ -152,9 +155,8 @@ def raw_makers(
                 stack += sources
                 yield from _passing(graph, value, sources)
             continue
-        is_known = any(
-            value in known for known in (raw.channels, raw.means, raw.sums, raw.terms)
-        )
+        known = (raw.channels, raw.means, raw.sums, raw.terms, raw.shares)
+        is_known = any(value in values for values in known)
         if maker is None or not is_known or maker.index in seen:
             continue
         seen.add(maker.index)
@@ -192,7 +194,8 @@ class _Walk:
         self.sums = dict[int, int]()
         self.terms = dict[int, int]()
         self.shares = set[int]()
-        """Terms whose weights add up to 1."""
+        self.averaging = set[int]()
+        """Terms whose weights are shares."""
         self.ratios = set[int]()
         self.places = {value: value for value in self.channels}
         self.sources = dict[int, list[int]]()
@@ -205,6 +208,7 @@ class _Walk:
             means=self.means,
             sums=self.sums,
             terms=self.terms,
+            shares=self.shares,
             ratios=frozenset(),
             places=self.places,
             sources=self.sources,
@@ -311,19 +315,23 @@ class _Walk:
         weights = computed[0] if plain[0] == computed[1] else computed[1]
         if node.key in facts.commutative - facts.additive:
             self.terms.update(dict.fromkeys(node.writes, plain[0]))
-            self.shares.update(node.writes if self._are_shares(weights) else ())
+            self.averaging.update(node.writes if self._are_shares(weights) else ())
         elif node.key in facts.products and self._are_shares(weights):
             self.means.update(dict.fromkeys(node.writes, plain[0]))
 
     def _are_shares(self, value: int) -> bool:
-        """Return whether the numbers of a value add up to 1."""
-        maker = self.graph.producer(self.graph.passed_on(value))
-        return maker is not None and maker.key in op_facts().normalizing
+        """Return whether the numbers of a value add up to 1, and note it then: rounded, they do not."""
+        source = self.graph.passed_on(value)
+        maker = self.graph.producer(source)
+        if maker is None or maker.key not in op_facts().normalizing:
+            return False
+        self.shares.update((value, source))
+        return True
 
     def _follow_terms(self, node: Node, terms: int) -> None:
         """Note the outputs of a node that moves weighted raw values, or adds them up."""
         if node.key in op_facts().reductions:
-            found = self.means if terms in self.shares else self.sums
+            found = self.means if terms in self.averaging else self.sums
             found.update(dict.fromkeys(node.writes, self.terms[terms]))
         elif self._passes(node):
             self.terms.update(dict.fromkeys(node.writes, self.terms[terms]))

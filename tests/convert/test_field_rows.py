@@ -318,8 +318,7 @@ def test_07_a_body_never_returns_a_value_from_outside(level: str, dtype: str) ->
 
 
 NESTED = """(float[2] X, bool C) => (float[2] Y, float16[2] Z) <float[2,2] w = {1, 2, 3, 4}> {
-    n = Tanh (X)
-    s = Softmax (n)
+    s = Softmax (X)
     m = MatMul (s, w)
     Z = If (C) <then_branch = t () => (float16[2] a) { c = Cast <to = 10> (s)  a = Relu (c) },
                 else_branch = e () => (float16[2] b) { d = Cast <to = 10> (X)  b = Neg (d) }>

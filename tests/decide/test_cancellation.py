@@ -91,8 +91,6 @@ NORMS = {
         u = ReduceSum (t, axis) d = Sub (x, u) y = MatMul (d, w) }""",
     "a mean by attention": """(float[4,64] x, float[4,4] z) => (float[4,64] y) { k = Softmax (z) u = MatMul (k, x)
         d = Sub (x, u) y = MatMul (d, w) }""",
-    "scores": f"{ROWS} {{ t = Mul (x, hundred) k = Softmax (t) y = MatMul (k, w) }}",
-    "log-probabilities of scores": f"{ROWS} {{ t = Mul (x, hundred) k = LogSoftmax (t) y = MatMul (k, w) }}",
     "a running mean": """(float[4,64] x) => (float[4,64] y) { o = CumSum (x, along) m = Div (o, counts) d = Sub (x, m)
         y = MatMul (d, w) }""",
     "a mean of a window": """(float[4,64] x) => (float[4,63] y) { k = CumSum (x, along) f = Slice (k, next, end, axis)

@@ -95,6 +95,15 @@ def test_sums_that_grow_stay_in_float32_until_they_are_divided(name: str) -> Non
     assert kept_by(model, "O2", "bfloat16") == set()
 
 
+def test_axes_that_a_body_captures_are_known() -> None:
+    text = """(float[N,8] x, bool c) => (float[1,8] y) { r = Relu (x)
+        y = If (c) <then_branch = a () => (float[1,8] u) { [in] s = ReduceSum (r, zero) [in] u = Div (s, n) },
+        else_branch = b () => (float[1,8] v) { v = ReduceMax <axes = [0]> (r) }> }"""
+    plan = onnxamp.plan_model(model_of(text), "O3")
+    kept = {row.op for row in plan.rows if row.reason == "dynamic sum" and not row.low}
+    assert kept == {"ReduceSum", "Div"}
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("op", ["ScatterND", "ScatterElements"])
 def test_what_is_added_one_by_one_stays_in_float32(op: str, dtype: str) -> None:

@@ -26,6 +26,7 @@ from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import attribute_of, op_facts
 from onnxamp._graph.constants import expected_terms, summed_terms
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.match import declared_axes
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._model.weights import SENTINEL
@@ -132,12 +133,27 @@ def _terms(graph: Graph, node: Node, shapes: Sequence[Shape | None]) -> int | No
     if node.key in facts.contractions:
         return _products(node, shapes, 0) or None
     if node.key not in facts.running_sums:
-        return summed_terms(node, shapes)
+        terms = summed_terms(node, shapes)
+        return _reduced(graph, node, shapes) if terms is None else terms
     shape = shapes[node.inputs[0]]
     axes = graph.constants.integers(node.input(1))
     if shape is None or not axes or not -len(shape) <= axes[0] < len(shape):
         return None
     return shape[axes[0]]
+
+
+def _reduced(graph: Graph, node: Node, shapes: Sequence[Shape | None]) -> int | None:
+    """Return how many terms a reduction sums up, also along axes that a body captures. Shape inference ignores these."""
+    before = shapes[node.input(0)]
+    axes = declared_axes(graph, node)
+    if node.key not in op_facts().reduces_axes or before is None or axes is None:
+        return None
+    rank = len(before)
+    if not all(-rank <= axis < rank for axis in axes):
+        return None
+    sizes = [before[axis] for axis in axes or range(rank)]
+    known = [size for size in sizes if size is not None]
+    return prod(known) if len(known) == len(sizes) else None
 
 
 def _products(node: Node, shapes: Sequence[Shape | None], size: int) -> int | None:
