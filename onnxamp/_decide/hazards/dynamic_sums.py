@@ -143,7 +143,7 @@ def _terms(graph: Graph, node: Node, shapes: Sequence[Shape | None]) -> int | No
 
 
 def _reduced(graph: Graph, node: Node, shapes: Sequence[Shape | None]) -> int | None:
-    """Return how many terms a reduction sums up, also along axes that a body captures. Shape inference ignores these."""
+    """Return how many terms a reduction sums up, also along axes that a body captures, which shapes lack."""
     before = shapes[node.input(0)]
     axes = declared_axes(graph, node)
     if node.key not in op_facts().reduces_axes or before is None or axes is None:
