@@ -23,9 +23,14 @@ if TYPE_CHECKING:
 INFINITE = -1
 """Capacity of an arc that must not be cut."""
 
-# Question q is vertex q + 2, after the two poles.
-_SOURCE = 0
-_SINK = 1
+LOW = -2
+"""A question that is settled: low."""
+HIGH = -1
+"""A question that is settled: high."""
+
+# Question q is vertex q + 2, so that settled questions are the two poles.
+_SOURCE = LOW + 2
+_SINK = HIGH + 2
 _INT32_MAX = 2**31 - 1
 _SMALL = 16_384
 """Arcs up to which solving in Python takes less time than importing scipy."""
@@ -57,8 +62,13 @@ class Network:
         return Network(self.size, self._arcs)
 
     def arc(self, low: int, high: int, cost: int) -> None:
-        """Charge ``cost`` (or INFINITE) if ``low`` is low and ``high`` is high."""
-        if cost and low != high:
+        """Charge ``cost`` (or INFINITE) if ``low`` is low and ``high`` is high; either may be LOW or HIGH.
+
+        What is settled on both sides costs the same in every cut, so it is left out.
+        """
+        is_paid_never = low in (high, HIGH) or high == LOW
+        is_paid_always = low == LOW and high == HIGH
+        if cost and not is_paid_never and not is_paid_always:
             self._arcs.append((low + 2, high + 2, cost))
 
     def differ(self, one: int, other: int, cost: int) -> None:

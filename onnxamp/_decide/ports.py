@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple, TypeAlias
 
+from onnxamp._decide import mincut
 from onnxamp._facts.dtypes import Format, holds_float, retyped
 from onnxamp._facts.ops import op_facts, type_giver
 from onnxamp._facts.signature import Port, Signature
@@ -25,9 +26,9 @@ from onnxamp._graph.types import bind
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import record
 
-HIGH: Final = -1
+HIGH: Final = mincut.HIGH
 """The port is float32, regardless of the cut."""
-LOW: Final = -2
+LOW: Final = mincut.LOW
 """The port is already low precision: next to a Cast of the original model, or a graph input that is to be low."""
 NONE: Final = -3
 """The port holds no float32."""

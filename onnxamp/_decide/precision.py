@@ -110,9 +110,6 @@ _ACCURACY_CASTS = 64
 """Casts that one accuracy charge outweighs. The factor is the same for all values, or else Casts would move to places
 with a small charge, where more of them might be needed."""
 
-_SETTLED = frozenset({LOW, HIGH})
-"""Ports that the cut does not decide."""
-
 _WORTH = 1.5
 """Pairs of Casts that a white-listed product is worth in low precision, if sums have a price. Alone between float32
 nodes it is low precision up to half of the bearable squared error, and among others up to all of it."""
@@ -196,7 +193,10 @@ class CutProblem:
     def variables(self) -> None:
         """Add pins, implications and gains to the network."""
         for root, verdict in self.pins.verdicts.items():
-            self.charge(root, INFINITE, low=not verdict.low)
+            charge = (
+                self.network.charge_high if verdict.low else self.network.charge_low
+            )
+            charge(root, INFINITE)
         for p, q in self.pins.implies:
             self.network.arc(p, q, INFINITE)
         for node in self.graph.nodes_of({"Cast"}):
@@ -354,11 +354,11 @@ class CutProblem:
             return
         if self.is_made_twice(value, producer, readers):
             self.twice[producer] = readers
-            self.casts(producer, readers, DUPLICATE, DUPLICATE)
+            self.charge_casts(producer, readers, DUPLICATE, DUPLICATE)
             return
         cost = self.cast(value, self.graph.values[value].scope)
         charge = cost * _ACCURACY_CASTS if value in self.pure else 0
-        self.casts(producer, readers, cost + charge, cost)
+        self.charge_casts(producer, readers, cost + charge, cost)
 
     def is_made_twice(
         self, value: int, producer: int, readers: AbstractSet[int]
@@ -404,52 +404,45 @@ class CutProblem:
             return
         # A second copy takes its own bytes: in low precision as many as are saved there, in float32 twice as many.
         self.network.charge_high(producer, saved)
-        self.casts(producer, readers, DUPLICATE + 2 * saved, DUPLICATE + saved)
+        self.charge_casts(producer, readers, DUPLICATE + 2 * saved, DUPLICATE + saved)
 
     def bytes_saved(self, value: int) -> int:
         """Return the cost of the bytes that a constant saves in low precision; 0 if it does not fit that."""
         is_fit = value not in self.problem.unfit
         return self.costs.stored(self.saves * self.sizes[value]) if is_fit else 0
 
-    def casts(
-        self, producer: int, readers: set[int], raise_cost: int, lower_cost: int
+    def charge_casts(
+        self, producer: int, readers: AbstractSet[int], up: int, down: int
     ) -> None:
-        """Charge one Cast if the producer is low and any reader float32, and one if it is the other way round."""
-        variables = sorted(readers - _SETTLED)
-        if producer >= 0 and len(variables) == len(readers) == 1:
-            # The same as below, for nearly all values.
-            self.network.arc(producer, variables[0], raise_cost)
-            self.network.arc(variables[0], producer, lower_cost)
-            return
-        for up, there, cost in ((True, HIGH, raise_cost), (False, LOW, lower_cost)):
-            if producer == there:
-                continue
-            if there in readers:
-                # One reader needs the Cast in any case; the others share it.
-                if producer >= 0:
-                    self.charge(producer, cost, low=up)
-            elif len(variables) == 1:
-                self.edge(producer, variables[0], cost, up=up)
-            elif variables:
-                # One helper before all readers is cut instead of them, so that they share the cost of one Cast.
-                helper = self.network.add()
-                self.edge(producer, helper, cost, up=up)
-                for variable in variables:
-                    self.edge(helper, variable, INFINITE, up=up)
+        """Charge ``up`` if the producer is low and any reader float32, and ``down`` if it is the other way round."""
+        if producer != HIGH:
+            self.network.arc(producer, self.any_high(readers), up)
+        if producer != LOW:
+            self.network.arc(self.any_low(readers), producer, down)
 
-    def charge(self, variable: int, cost: int, *, low: bool) -> None:
-        """Charge a variable for being low, or else for being float32."""
-        charge = self.network.charge_low if low else self.network.charge_high
-        charge(variable, cost)
+    def any_high(self, readers: AbstractSet[int]) -> int:
+        """Return a variable that is float32 if any of these is, so that they share the cost of one Cast."""
+        if HIGH in readers:
+            return HIGH
+        undecided = readers - {LOW}
+        if len(undecided) < 2:
+            return next(iter(undecided), LOW)
+        helper = self.network.add()
+        for variable in undecided:
+            self.network.arc(helper, variable, INFINITE)
+        return helper
 
-    def edge(self, first: int, second: int, cost: int, *, up: bool) -> None:
-        """Charge if ``first`` is low and ``second`` float32 (``up``), or vice versa."""
-        if first in _SETTLED:
-            self.charge(second, cost, low=not up)
-        elif up:
-            self.network.arc(first, second, cost)
-        else:
-            self.network.arc(second, first, cost)
+    def any_low(self, readers: AbstractSet[int]) -> int:
+        """Return a variable that is low if any of these is, as :meth:`any_high`."""
+        if LOW in readers:
+            return LOW
+        undecided = readers - {HIGH}
+        if len(undecided) < 2:
+            return next(iter(undecided), HIGH)
+        helper = self.network.add()
+        for variable in undecided:
+            self.network.arc(variable, helper, INFINITE)
+        return helper
 
     def purely_high(self) -> tuple[set[int], set[int]]:
         """Return values that a float32 source reaches through exact ops alone, and those of them that carry a charge.
