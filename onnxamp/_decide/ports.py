@@ -178,6 +178,10 @@ class PortVariables(NamedTuple):
         """Return the variable that decides for this one; HIGH, LOW and NONE map to themselves."""
         return self.roots[variable] if variable >= 0 else variable
 
+    def roots_of_ports(self) -> list[int]:
+        """Return :meth:`root` by variable, for loops over all ports: HIGH, LOW and NONE count from the end."""
+        return [*self.roots, NONE, LOW, HIGH]
+
     def enters_low(self, value: int) -> bool:
         """Return whether a value enters in low precision, as it is or at the user's request."""
         produced = self.produced[value]
