@@ -16,10 +16,11 @@ from onnxamp._decide.builder import builder_of
 from onnxamp._decide.exponent_rows import unfit_nodes
 from onnxamp._decide.kinds import Harm, Hazard, HazardKind, asked_hazards
 from onnxamp._decide.listed import unmet_lists
+from onnxamp._decide.neighbors import followers, stranded
 from onnxamp._decide.overrides import DECIDED, forced_hazards, lost_weights
-from onnxamp._decide.ports import HIGH, Variable, followers, stranded
+from onnxamp._decide.ports import HIGH, Variable
 from onnxamp._decide.problem import Problem
-from onnxamp._decide.variables import signature_warnings
+from onnxamp._decide.signature import signature_warnings
 from onnxamp._decide.verdicts import Basis, Reason, Verdict
 from onnxamp._facts.dtypes import FLOAT16, retyped
 from onnxamp._facts.ops import op_facts
