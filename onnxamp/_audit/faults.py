@@ -29,7 +29,7 @@ from onnxamp._model.protos import default_domain, fed_inputs
 from onnxamp._rewrite.casts import find_pairs, redundant_casts
 from onnxamp._rewrite.node_faults import wanted_type
 from onnxamp._rewrite.verify import type_conflicts
-from onnxamp._runtime.random_inputs import has_shape, shape_of
+from onnxamp._runtime.input_shapes import has_shape, shape_of
 from onnxamp._runtime.sizes import Sizes, listed
 from onnxamp._runtime.starting import trial
 
