@@ -33,7 +33,7 @@ from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.types import lowest_precision
-from onnxamp._graph.view import ABSENT, Node, View, inline_functions, wire
+from onnxamp._graph.view import ABSENT, Node, View, Wiring, inline_functions, wire
 from onnxamp._model import weights
 from onnxamp._model.exponents import stored_exponents
 from onnxamp._model.model import Asked
@@ -315,67 +315,85 @@ def flow_of(
         shapes: shapes of inputs, from which those of other values are inferred.
         arithmetic: the target whose float16 sums are emulated; None for float32 sums.
     """
-    written = _without_shortcuts(shell.model) if emulated else shell.model
-    graph = Graph.of(written)
-    # Names and types of the model as written, before nodes are added to it.
-    names = graph.scopes[0].names
-    lowest = lowest_precision(graph.types)
-    kinds = {
-        name: LOW_TENSORS.get(graph.types[at] or "") for name, at in names.items()
-    }
-    graph = with_defined_windows(graph)
-    written = graph.model
-    if lowest != "float32" and emulated:
+    # Names and types of the model as written are noted before nodes are added to it.
+    own = Graph.of(_without_shortcuts(shell.model) if emulated else shell.model)
+    lowest = lowest_precision(own.types)
+    graph = with_defined_windows(own)
+    if emulated and lowest != "float32":
         sizes = graph.shapes_of(shapes or {}) if arithmetic is not None else ()
-        written = emulate_graph(
+        rounding = emulate_graph(
             graph, hollow=shell.weights, arithmetic=arithmetic, shapes=sizes
         )
-        graph = Graph.of(written)
+        graph = Graph.of(rounding)
+    written = graph.model
     # A sample may replace the default of an input, so that defaults are fed as weights are, whatever their size.
-    defaults = {value.name for value in graph.overridable()}
-    weights = {
-        t.name: t for t in shell.model.graph.initializer if t.name in defaults
-    } | dict(shell.weights)
+    defaults = frozenset(value.name for value in graph.overridable())
+    stored = shell.model.graph.initializer
+    weights = {one.name: one for one in stored if one.name in defaults}
+    weights |= shell.weights
     constants = _constants(written.graph, weights)
     given = constants.keys() | weights.keys()
     main_nodes = [node for node in graph.order if node.scope == 0]
     wiring = wire(graph)
-    reads = []
-    held = []
-    maker = dict[str, int]()
-    for rank, node in enumerate(main_nodes):
-        needs = [graph.values[value].name for value in wiring.needs[node.index]]
-        reads.append(tuple(name for name in needs if name not in constants))
-        held.append(tuple(name for name in needs if name in constants))
-        maker |= dict.fromkeys(filter(None, node.proto.output), rank)
+    reads, held = _needs(graph, main_nodes, wiring, constants)
+    inputs = (entry.name for entry in written.graph.input)
     inferred = graph.shapes_of(shapes or {})
     rest = ModelProto(graph=GraphProto(name=written.graph.name))
     copy_fields(written, rest, but={"graph"})
     return DataflowGraph(
         nodes=tuple(node.proto for node in main_nodes),
-        reads=tuple(reads),
-        held=tuple(held),
-        maker=maker,
+        reads=reads,
+        held=held,
+        maker=_makers(main_nodes),
         constants=constants,
         fixed=fixed_values(graph, main_nodes, wiring, given - defaults),
         types={name: graph.types[at] for name, at in graph.scopes[0].names.items()},
-        low={name: kind.elem for name, kind in kinds.items() if kind is not None},
-        own=frozenset(names),
+        low=_low_types(own),
+        own=frozenset(own.scopes[0].names),
         lowest=lowest,
         sizes=_sizes(graph, main_nodes, inferred),
         ranks=_ranks(graph, inferred) if shapes else {},
         emulated=emulated,
         large=bool(shell.weights),
-        inputs=tuple(
-            entry.name for entry in written.graph.input if entry.name not in given
-        ),
-        defaults=frozenset(defaults),
+        inputs=tuple(name for name in inputs if name not in given),
+        defaults=defaults,
         outputs=tuple(entry.name for entry in written.graph.output),
         shell=Shell(rest, weights, shell.base_dir),
         names=frozenset(graph.all_names()),
         exponents=stored_exponents(written),
         is_altered=written is not shell.model,
     )
+
+
+def _low_types(graph: Graph) -> dict[str, int]:
+    """Return the low-precision values of the main graph, with their element types."""
+    low = dict[str, int]()
+    for name, value in graph.scopes[0].names.items():
+        kind = LOW_TENSORS.get(graph.types[value] or "")
+        if kind is not None:
+            low[name] = kind.elem
+    return low
+
+
+def _needs(
+    graph: Graph, nodes: Sequence[Node], wiring: Wiring, constants: Container[str]
+) -> tuple[tuple[tuple[str, ...], ...], tuple[tuple[str, ...], ...]]:
+    """Return what each node and its bodies need: computed values, and constants."""
+    reads = list[tuple[str, ...]]()
+    held = list[tuple[str, ...]]()
+    for node in nodes:
+        needs = [graph.values[value].name for value in wiring.needs[node.index]]
+        reads.append(tuple(name for name in needs if name not in constants))
+        held.append(tuple(name for name in needs if name in constants))
+    return tuple(reads), tuple(held)
+
+
+def _makers(nodes: Sequence[Node]) -> dict[str, int]:
+    """Return the values that nodes compute, each with the place of its node."""
+    makers = dict[str, int]()
+    for place, node in enumerate(nodes):
+        makers |= dict.fromkeys(filter(None, node.proto.output), place)
+    return makers
 
 
 def _constants(
