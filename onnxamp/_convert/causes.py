@@ -69,54 +69,54 @@ def find_causes(analysis: Analysis) -> tuple[Cause, ...]:
     """
     if analysis.options.level in (Level.O0, Level.AUTO):
         return ()
-    costs = _Costs(analysis)
-    causes = [*_of_rules(costs), *_of_wishes(costs)]
+    counts = _CastCounts(analysis)
+    causes = [*_of_rules(counts), *_of_wishes(counts)]
     return tuple(
         sorted(causes, key=lambda cause: (-cause.casts, -cause.nodes, cause.reason))
     )
 
 
-def _of_rules(costs: "_Costs") -> list[Cause]:
+def _of_rules(counts: "_CastCounts") -> list[Cause]:
     """Return the causes that lists, hazards and kernels are."""
-    options = costs.analysis.options
+    options = counts.analysis.options
     black = frozenset({Reason.BLACK})
     causes = list[Cause]()
-    for advice, nodes in _black_listed(costs).items():
-        causes += costs.ignoring(Reason.BLACK.value, black, nodes, advice)
+    for advice, nodes in _black_listed(counts).items():
+        causes += counts.ignoring(Reason.BLACK.value, black, nodes, advice)
     advice = "--force-low REGEX lowers some of them anyway; --no-hazards lowers all"
-    at_risk = costs.kept_for(_HAZARDS)
-    causes += costs.ignoring("known hazards", _HAZARDS, at_risk, advice)
+    at_risk = counts.kept_for(_HAZARDS)
+    causes += counts.ignoring("known hazards", _HAZARDS, at_risk, advice)
     reason = f"no {options.dtype} kernel on {options.target}"
-    causes += costs.ignoring(reason, _KERNELS, costs.kept_for(_KERNELS))
+    causes += counts.ignoring(reason, _KERNELS, counts.kept_for(_KERNELS))
     # Where a hazard and the black list keep the same nodes, neither of them alone costs anything.
     if not any(cause.casts for cause in causes):
         both = _HAZARDS | black
         reason = "known hazards and the black list"
-        causes += costs.ignoring(reason, both, costs.kept_for(both))
+        causes += counts.ignoring(reason, both, counts.kept_for(both))
     return causes
 
 
-def _of_wishes(costs: "_Costs") -> Iterator[Cause]:
+def _of_wishes(counts: "_CastCounts") -> Iterator[Cause]:
     """Yield the causes that the user's overrides and types of inputs and outputs are."""
-    options = costs.analysis.options
-    if named := costs.kept_for([Reason.PATTERN]):
+    options = counts.analysis.options
+    if named := counts.kept_for([Reason.PATTERN]):
         advice = "you named them (--keep-node, --keep-fp32)"
         without = replace(options, keep_high=(), keep_nodes=())
-        yield costs.changing(Reason.PATTERN.value, without, named, advice)
-    if ruled := costs.kept_for([Reason.RULE]):
+        yield counts.changing(Reason.PATTERN.value, without, named, advice)
+    if ruled := counts.kept_for([Reason.RULE]):
         without = replace(options, rule=None)
         advice = "your rule keeps them"
-        yield costs.changing(Reason.RULE.value, without, ruled, advice)
+        yield counts.changing(Reason.RULE.value, without, ruled, advice)
     if options.keep_io_types is not False:
         reason = SIGNATURE if options.keep_io_types is True else SOME
         without = replace(options, keep_io_types=False)
         advice = "--io-types low lowers them as well"
-        signature = costs.changing(reason, without, set(), advice)
+        signature = counts.changing(reason, without, set(), advice)
         if signature.casts:
             yield signature
 
 
-class _Costs:
+class _CastCounts:
     """Counts the Casts that reasons cost, by solving the problem without them."""
 
     def __init__(self, analysis: Analysis) -> None:
@@ -172,11 +172,11 @@ def _kept_nodes(analysis: Analysis) -> Mapping[Basis, set[int]]:
     return kept
 
 
-def _black_listed(costs: _Costs) -> Mapping[str, AbstractSet[int]]:
+def _black_listed(counts: _CastCounts) -> Mapping[str, AbstractSet[int]]:
     """Return the nodes that the black list keeps in float32, by the advice that lowers them."""
-    analysis = costs.analysis
+    analysis = counts.analysis
     by_op: dict[str, set[int]] = {}
-    for node in costs.kept_for([Reason.BLACK]):
+    for node in counts.kept_for([Reason.BLACK]):
         by_op.setdefault(analysis.graph.nodes[node].key, set()).add(node)
     groups: dict[str, set[int]] = {}
     # Nodes of other ops share the precision of one of these.

@@ -20,7 +20,7 @@ COUNTER: Final = POSITION | COUNTING | COUNTED
 """The flags of a float that counts."""
 
 
-class Mark(NamedTuple):
+class CountMark(NamedTuple):
     """Flags of a value, and the largest magnitude of its integers; 0 if it has none."""
 
     value: int

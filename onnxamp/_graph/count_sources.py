@@ -11,7 +11,7 @@ from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS, FLOAT_TENSORS, Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.accumulation import accumulated
 from onnxamp._graph.count_limits import CountLimits
-from onnxamp._graph.count_marks import COUNTED, COUNTER, POSITION, Mark
+from onnxamp._graph.count_marks import COUNTED, COUNTER, POSITION, CountMark
 from onnxamp._graph.determined import constant_trips
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.index_paths import INTEGERS
@@ -24,11 +24,13 @@ _MOST: Final = 1 << 22
 """Most numbers of such a list: one for each pixel of a large image."""
 
 
-def count_sources(graph: Graph, low: Format, limits: CountLimits) -> Iterator[Mark]:
+def count_sources(
+    graph: Graph, low: Format, limits: CountLimits
+) -> Iterator[CountMark]:
     """Yield the sources of integers and of possible positions, apart from ops that count positions themselves."""
     return chain(
         _inputs(graph),
-        (Mark(one, COUNTED, limits.reach(one)) for one in _listed(graph)),
+        (CountMark(one, COUNTED, limits.reach(one)) for one in _listed(graph)),
         _counters(graph, limits),
         _cast_integers(graph),
         _turns(graph),
@@ -36,12 +38,12 @@ def count_sources(graph: Graph, low: Format, limits: CountLimits) -> Iterator[Ma
     )
 
 
-def _inputs(graph: Graph) -> Iterator[Mark]:
+def _inputs(graph: Graph) -> Iterator[CountMark]:
     """Yield the float inputs of the model."""
     for value in graph.scopes[0].inputs:
         is_given = graph.values[value].origin in (Origin.INPUT, Origin.DEFAULT)
         if is_given and graph.types[value] in FLOAT_TENSORS:
-            yield Mark(value, POSITION)
+            yield CountMark(value, POSITION)
 
 
 def _listed(graph: Graph) -> Iterator[int]:
@@ -71,36 +73,36 @@ def _is_list(graph: Graph, value: int) -> bool:
     return len(np.unique(doubled)) > _FEW
 
 
-def _counters(graph: Graph, limits: CountLimits) -> Iterator[Mark]:
+def _counters(graph: Graph, limits: CountLimits) -> Iterator[CountMark]:
     """Yield the results of ops that count."""
     facts = op_facts()
     for node in graph.nodes_of(facts.counts.keys() - facts.position_sources):
         for count in facts.counts[node.key]:
             value = node.output(count.output)
-            yield Mark(value, COUNTED, limits.of_count(node, count))
+            yield CountMark(value, COUNTED, limits.of_count(node, count))
 
 
-def _cast_integers(graph: Graph) -> Iterator[Mark]:
+def _cast_integers(graph: Graph) -> Iterator[CountMark]:
     """Yield the results of Casts from integers of more than 8 bits, which low precision cannot hold."""
     for node in graph.nodes_of({"Cast"}):
         if node.inputs and graph.types[node.input(0)] in INTEGERS:
-            yield Mark(node.outputs[0], POSITION)
+            yield CountMark(node.outputs[0], POSITION)
 
 
-def _turns(graph: Graph) -> Iterator[Mark]:
+def _turns(graph: Graph) -> Iterator[CountMark]:
     """Yield the numbers of turns that Loops pass to their bodies."""
     for node in graph.nodes_of({"Loop"}):
         for _, body in node.bodies:
             trips = constant_trips(graph, node)
             limit = inf if trips is None else trips
             for turn in graph.scopes[body].inputs[:1]:
-                yield Mark(turn, COUNTED, limit)
+                yield CountMark(turn, COUNTED, limit)
 
 
-def _states(graph: Graph, low: Format) -> Iterator[Mark]:
+def _states(graph: Graph, low: Format) -> Iterator[CountMark]:
     """Yield what loops accumulate."""
     states = graph.ask(accumulated, low)
     for value in states.values:
         is_float = graph.types[value] in ANY_FLOAT_TENSORS
         is_open = is_float and value in states.open_ended
-        yield Mark(value, COUNTER if is_open else COUNTED, inf)
+        yield CountMark(value, COUNTER if is_open else COUNTED, inf)

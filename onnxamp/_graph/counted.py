@@ -20,7 +20,7 @@ from onnxamp._graph.count_marks import (
     INVERSE,
     POSITION,
     Counted,
-    Mark,
+    CountMark,
 )
 from onnxamp._graph.count_sources import count_sources
 from onnxamp._graph.graph import Graph
@@ -76,7 +76,7 @@ class _Spread:
             self.visit(self.graph.nodes[index])
         return self.found
 
-    def add(self, source: Mark) -> None:
+    def add(self, source: CountMark) -> None:
         """Add to the marks of a value. A limit that a loop raises has no end."""
         marks, limits = self.found.marks, self.found.limits
         stack = [source]
@@ -105,7 +105,7 @@ class _Spread:
         """Return the marks of a value so far."""
         return self.found.marks.get(value, 0)
 
-    def passed_on(self, result: int) -> Mark:
+    def passed_on(self, result: int) -> CountMark:
         """Return the marks and the limit that control flow passes on to a value: a position only if all sources are."""
         sources = [source for _, source in self.passed_from[result]]
         marks = [self.mark(source) for source in sources]
@@ -113,7 +113,7 @@ class _Spread:
         if all(one & POSITION for one in marks):
             mark |= _joined(marks, POSITION | COUNTING)
         limits = [self.found.limits.get(source, 0.0) for source in sources]
-        return Mark(result, mark, max(limits))
+        return CountMark(result, mark, max(limits))
 
     def visit(self, node: Node) -> None:
         """Mark the results of a node."""
@@ -132,7 +132,7 @@ class _Spread:
             mark &= POSITION
             limit = 0.0
         for value in node.writes if mark else ():
-            self.add(Mark(value, mark, limit))
+            self.add(CountMark(value, mark, limit))
 
     def count(self, node: Node) -> None:
         """Mark the results of a counter; its end may be a size."""
@@ -140,7 +140,7 @@ class _Spread:
             value = node.output(count.output)
             is_float = self.graph.types[value] in ANY_FLOAT_TENSORS
             mark = COUNTER if is_float else COUNTED
-            self.add(Mark(value, mark, self.limits.of_count(node, count)))
+            self.add(CountMark(value, mark, self.limits.of_count(node, count)))
 
     def position_by(self, node: Node) -> int:
         """Return the marks of results that a node computes from positions and constants alone."""

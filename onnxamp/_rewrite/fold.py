@@ -173,16 +173,15 @@ def apply(
     asked = _AskedFolds.of(options)
     if not asked:
         return PassResult(draft)
-    graph = draft.graph
     # Folds that were found already are all, unless the target asks for more.
     known = None if asked.kinds else folds
-    possible = asked.find(graph, with_weights=False) if known is None else known
-    upgrade = _upgrade_for(graph, possible, options)
-    refused = list(upgrade.refused)
-    if known is None or upgrade.graph is not graph:
+    possible = known
+    if possible is None:
+        possible = asked.find(draft.graph, with_weights=False)
+    graph, notes, refused = _upgraded_for(draft.graph, possible, options)
+    if known is None or graph is not draft.graph:
         with_weights = options.folds or BATCH_NORM in asked.kinds
-        known = asked.find(upgrade.graph, with_weights=with_weights)
-    graph = upgrade.graph
+        known = asked.find(graph, with_weights=with_weights)
     reached = graph.book.opsets[""]
     ready = list[Fold]()
     late = list[Fold]()
@@ -192,7 +191,6 @@ def apply(
     if late:
         ceiling = options.highest_opset(draft.graph.book.opsets[""])
         refused.append(_why_late(graph, late, options.target, ceiling))
-    notes = list(upgrade.notes)
     result = draft if graph is draft.graph else Draft.of(graph)
     if ready:
         result = _folded(graph, ready)
@@ -244,27 +242,24 @@ class _AskedFolds(NamedTuple):
         return asked
 
 
-class _Upgrade(NamedTuple):
-    """A graph at the opset that folds need, with sentences about the upgrade, or about why there is none."""
+def _upgraded_for(
+    graph: Graph, possible: Sequence[Fold], options: Options
+) -> tuple[Graph, list[str], list[str]]:
+    """Return a graph at the opset that the folds need, or the same graph, with sentences.
 
-    graph: Graph
-    notes: tuple[str, ...] = ()
-    refused: tuple[str, ...] = ()
-
-
-def _upgrade_for(graph: Graph, possible: Sequence[Fold], options: Options) -> _Upgrade:
-    """Return a graph at the opset that the folds need, if it can be reached; the same graph otherwise."""
+    These are notes about the upgrade, and reasons why it was refused.
+    """
     current = graph.book.opsets[""]
     ceiling = options.highest_opset(current)
     wanted = reachable(graph, possible, options.target, ceiling)
     if wanted <= current:
-        return _Upgrade(graph)
+        return graph, [], []
     needed = told([fold for fold in possible if current < fold.opset <= wanted])
     note = f"Upgraded from opset {current} to {wanted} to fold {needed}."
     try:
-        return _Upgrade(upgraded(graph, wanted), notes=(note,))
+        return upgraded(graph, wanted), [note], []
     except OpsetError as error:
-        return _Upgrade(graph, refused=(str(error),))
+        return graph, [], [str(error)]
 
 
 def _folded(graph: Graph, folds: Sequence[Fold]) -> Draft:

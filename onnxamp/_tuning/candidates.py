@@ -15,7 +15,7 @@ from math import inf, log
 from operator import attrgetter, itemgetter
 from typing import Final, NamedTuple
 
-from onnxamp._tuning.parts import Choice, Part
+from onnxamp._tuning.parts import Choice, ChoicePart
 from onnxamp._tuning.rates import CLOSE, LEAST, error_ratio, rated_choices
 from onnxamp._tuning.results import Candidate
 from onnxamp._tuning.solver import CandidateSolver
@@ -133,7 +133,9 @@ class Frontier:
             one for one in front if after.predicted < one.predicted < before.predicted
         ]
 
-    def _steps(self, start: Candidate, parts: Sequence[Part]) -> Iterator[Candidate]:
+    def _steps(
+        self, start: Candidate, parts: Sequence[ChoicePart]
+    ) -> Iterator[Candidate]:
         """Yield a choice with each part changed alone, and then with one after the other, the best first."""
         alone = [(self._priced(start.low ^ part.keys), part.keys) for part in parts]
         yield from (one for one, _ in alone)
@@ -143,7 +145,7 @@ class Frontier:
             gain = self.aim.merit(start) - self.aim.merit(row[0])
             return gain / error if error else 0.0
 
-        # Parts to raise cost least time per error first; parts to lower save most, as long as they save anything.
+        # ChoiceParts to raise cost least time per error first; parts to lower save most, as long as they save anything.
         low = start.low
         rising = sorted(alone, key=rate)
         if not all(part <= start.low for _, part in alone):
@@ -152,7 +154,7 @@ class Frontier:
             low ^= part
             yield self._priced(low)
 
-    def _parts(self, keys: Choice, most: float) -> list[Part]:
+    def _parts(self, keys: Choice, most: float) -> list[ChoicePart]:
         if self.aim.allow_slower:
             return self.solver.parts(keys, most, self.solver.work)
         return self.solver.parts(keys, most)

@@ -14,7 +14,7 @@ Choice: TypeAlias = frozenset[str]
 """The keys of the nodes that are low."""
 
 
-class Part(NamedTuple):
+class ChoicePart(NamedTuple):
     """A part of a choice, with the sums over its nodes of what their errors cost and of what they save."""
 
     error: float
@@ -28,7 +28,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Parts:
+class ChoiceParts:
     """Divides choices among the nodes of a graph.
 
     Attributes:
@@ -60,9 +60,9 @@ class Parts:
         errors: Mapping[str, float],
         gains: Mapping[str, float],
         most: float,
-    ) -> list[Part]:
+    ) -> list[ChoicePart]:
         """Return the connected parts, halved until none of several nodes has an error above ``most``."""
-        parts = list[Part]()
+        parts = list[ChoicePart]()
         rest = self.connected(keys)[::-1]
         while rest:
             piece = rest.pop()
@@ -72,7 +72,7 @@ class Parts:
                 rest += [piece[half:], piece[:half]]
             else:
                 gain = sum(gains.get(key, 0.0) for key in piece)
-                parts.append(Part(error, gain, frozenset(piece)))
+                parts.append(ChoicePart(error, gain, frozenset(piece)))
         return parts
 
     @cached_property

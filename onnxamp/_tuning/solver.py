@@ -11,7 +11,7 @@ from onnxamp._decide.ports import NONE
 from onnxamp._decide.precision import CutProblem, Decision
 from onnxamp._graph.view import ABSENT
 from onnxamp._tuning.expected import ExpectedErrors
-from onnxamp._tuning.parts import Choice, Part, Parts
+from onnxamp._tuning.parts import Choice, ChoicePart, ChoiceParts
 from onnxamp._tuning.results import Candidate
 from onnxamp._tuning.space import SearchSpace, TunableNode, exactly, prices_for
 
@@ -40,7 +40,7 @@ class CandidateSolver:
         self.errors = errors
         self.pins = pins
         self.problem = CutProblem(base.problem, base.pins)
-        self._parts = Parts(base.graph, space.units)
+        self._parts = ChoiceParts(base.graph, space.units)
         self._variables = {unit.key: self._ports_of(unit) for unit in space.units}
         self._flops = sum(unit.work.flops for unit in space.tunable) or 1
         self._traffic = sum(unit.work.elements for unit in space.tunable) or 1
@@ -97,7 +97,7 @@ class CandidateSolver:
         keys: Choice,
         most: float = inf,
         gain: Callable[[TunableNode], float] = lambda unit: unit.high - unit.low,
-    ) -> list[Part]:
+    ) -> list[ChoicePart]:
         """Return the parts of a choice that no value connects, halved until none of several nodes has an error above
         ``most``.
 

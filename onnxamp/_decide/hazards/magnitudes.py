@@ -66,7 +66,7 @@ def input_magnitudes(graph: Graph, low: Format) -> Iterator[Hazard]:
                 yield Hazard(maker.index, KIND, use.makers, True, value, claims)
 
 
-class _Use(NamedTuple):
+class _LargeUse(NamedTuple):
     """What a node does with an input that may be large, and why its neighbors are at risk as well; "" if they are not.
 
     Attributes:
@@ -82,29 +82,31 @@ class _Use(NamedTuple):
     grows: bool = False
 
 
-def _use_of(graph: Graph, raw: RawInputs, node: Node) -> _Use | None:
+def _use_of(graph: Graph, raw: RawInputs, node: Node) -> _LargeUse | None:
     """Return what a node does with inputs that may be large; None if it does nothing of the kind."""
     factor = scaled_down_by(graph, raw, node)
     if factor is not None:
-        return _Use(
+        return _LargeUse(
             f"scales an input of the model by {factor:.3g}, so that it may be large",
             makers=f"leads from an input to {node.label!r}, which scales it down",
         )
     if is_residual(graph, raw, node):
-        return _Use("adds an input of the model to a result, which has its magnitude")
+        return _LargeUse(
+            "adds an input of the model to a result, which has its magnitude"
+        )
     if restores_mean(graph, raw, node):
-        return _Use(
+        return _LargeUse(
             "gives a result the magnitude of an input of the model, by its mean",
             readers=f"reads the result of {node.label!r}, which has the magnitude of an input",
         )
     if kind := multiplied_integers(graph, raw, node):
-        return _Use(
+        return _LargeUse(
             f"multiplies an input of {kind}, which may be large",
             makers=f"leads from integers to {node.label!r}, which multiplies them",
             grows=True,
         )
     if why := growth(graph, raw, node):
-        return _Use(why, grows=True)
+        return _LargeUse(why, grows=True)
     return None
 
 

@@ -21,7 +21,7 @@ _SHAPES: Final = ("Shape", "Size")
 """Ops that read no element."""
 
 
-class Side(Enum):
+class MaskSide(Enum):
     """What a value on the walk holds."""
 
     MASK = "mask"
@@ -53,7 +53,7 @@ class MaskWalk:
     sinks: AbstractSet[int]
     passed: Mapping[int, list[int]]
     others: Given | None
-    sides: dict[int, Side] = field(default_factory=dict)
+    sides: dict[int, MaskSide] = field(default_factory=dict)
     negated: dict[int, bool] = field(default_factory=dict)
     arithmetic: set[int] = field(default_factory=set)
     sums: set[int] = field(default_factory=set)
@@ -66,7 +66,7 @@ class MaskWalk:
     @property
     def before(self) -> list[int]:
         """The values before they are joined with scores."""
-        return [value for value, side in self.sides.items() if side is Side.MASK]
+        return [value for value, side in self.sides.items() if side is MaskSide.MASK]
 
     def subtracted(self) -> list[int]:
         """Return the values that mask by large numbers."""
@@ -75,7 +75,7 @@ class MaskWalk:
 
     def is_mask(self, value: int) -> bool:
         """Return whether all consumers of an input use it as a mask. Complexity: linear in the nodes downstream."""
-        self.sides[value] = Side.MASK
+        self.sides[value] = MaskSide.MASK
         self.negated[value] = False
         stack = [value]
         while stack:
@@ -91,7 +91,7 @@ class MaskWalk:
         # An input that is both added and subtracted would need two bounds.
         return self.has_end and len(self.signs) < 2
 
-    def _after(self, value: int) -> list[tuple[int, Side]] | None:
+    def _after(self, value: int) -> list[tuple[int, MaskSide]] | None:
         """Return what all that reads a value computes from it; None if anything uses it for more than a mask."""
         graph = self.graph
         facts = op_facts()
@@ -105,9 +105,9 @@ class MaskWalk:
                 continue
             is_attention = port in facts.score_masks.get(node.key, ())
             if is_attention or node.index in self.sinks:
-                if side is Side.MASK and not is_attention:
+                if side is MaskSide.MASK and not is_attention:
                     return None
-                if side is Side.MASK:
+                if side is MaskSide.MASK:
                     self._add_operand(value, node, is_subtracted=self.negated[value])
                 self.has_end = True
                 continue
@@ -118,18 +118,18 @@ class MaskWalk:
             self._turn(node, port)
         return reached
 
-    def _side_after(self, node: Node, port: int) -> Side | None:
+    def _side_after(self, node: Node, port: int) -> MaskSide | None:
         """Return what a node computes from the walk's value; None if it uses the mask for anything else."""
         facts = op_facts()
         side = self.sides[node.inputs[port]]
         is_largest = node.key in facts.reduces_axes and node.index in self.graph.exact
-        if is_largest and side is Side.SCORES:
+        if is_largest and side is MaskSide.SCORES:
             # It reads the largest score, which a decomposed Softmax subtracts.
             return side
         if not self._passes(node, port):
             return None
         others = self._others(node, port)
-        if side is Side.SCORES:
+        if side is MaskSide.SCORES:
             if node.key in facts.additive and not self.sides.keys() >= {*others}:
                 self.sums.add(node.index)
             return side
@@ -152,7 +152,7 @@ class MaskWalk:
         )
         return are_floats and carries_masks(self.graph, node)
 
-    def _join(self, node: Node, port: int) -> Side | None:
+    def _join(self, node: Node, port: int) -> MaskSide | None:
         """Note how a node joins a mask with scores. Return their side; None if the mask is a factor of theirs."""
         value = node.inputs[port]
         if node.key in op_facts().additive:
@@ -162,7 +162,7 @@ class MaskWalk:
             self.sums.add(node.index)
         else:
             self.chosen.add(value)
-        return None if node.key == "Mul" else Side.SCORES
+        return None if node.key == "Mul" else MaskSide.SCORES
 
     def _add_operand(self, value: int, node: Node, *, is_subtracted: bool) -> None:
         """Note that a node adds a value to scores, or subtracts it."""
@@ -180,7 +180,7 @@ class MaskWalk:
     def _is_mask_side(self, value: int) -> bool:
         """Return whether a value holds no scores."""
         if value in self.sides:
-            return self.sides[value] is Side.MASK
+            return self.sides[value] is MaskSide.MASK
         if is_known(self.graph, value):
             return True
         return self.others is not None and value in self.others
