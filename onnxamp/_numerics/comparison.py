@@ -15,12 +15,14 @@ from onnxamp._base.executor import Memory
 from onnxamp._base.state import Facts, Part
 from onnxamp._facts.providers import emulated_arithmetic, sums_low
 from onnxamp._facts.targets import check_target
+from onnxamp._graph.graph import graph_of
 from onnxamp._graph.quantized import without_grids
 from onnxamp._model.model import Model
 from onnxamp._numerics.beyond import Beyond, Excursion, find_beyond
-from onnxamp._numerics.detections import listed_outputs
+from onnxamp._numerics.detections import listed_outputs, selected_outputs
+from onnxamp._numerics.errors_sought import Pair
 from onnxamp._numerics.judging import closeness, limits_beyond, with_extra
-from onnxamp._numerics.limits import Limits
+from onnxamp._numerics.limits import Limits, is_plain
 from onnxamp._numerics.results import DOES_NOT_RUN, Cost, DiffReport, Extra
 from onnxamp._numerics.sample_diff import (
     REFERENCE,
@@ -31,13 +33,14 @@ from onnxamp._numerics.sample_diff import (
     result_on,
 )
 from onnxamp._numerics.stress import Stress
+from onnxamp._numerics.stressed import ErrorSought
 from onnxamp._numerics.tally import Tally, finished
 from onnxamp._options.values import DiffMetric
 from onnxamp._runtime.engines import Engine, Session, choose_engine, part_of
 from onnxamp._runtime.fingerprints import SentModel, print_facts
 from onnxamp._runtime.loop import KeptSamples, input_failure, observe
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.samples import Samples, further
+from onnxamp._runtime.samples import Samples, further, held_samples
 from onnxamp._runtime.starting import active_libraries
 from onnxamp._runtime.values import check_inputs
 
@@ -205,6 +208,7 @@ class Comparison:
         report = self._extended(report, tally, how)
         if report.passed and self.stress is not None:
             report = self._stressed(report, self.stress, result, how)
+            report = self._with_large_error(report, self.stress, result, how)
             # Choices that differ there are no fault, so nothing is blamed for them.
             shallow = partial(there._compared_at, result, False, activity, seconds)
             report = self._with_tie(report, self.stress, shallow)
@@ -287,6 +291,45 @@ class Comparison:
             if not report.passed:
                 break
         return report
+
+    def _with_large_error(
+        self,
+        report: DiffReport,
+        stress: Stress,
+        result: Model,
+        compared: Callable[[Excursion], DiffReport],
+    ) -> DiffReport:
+        """Return a report with the largest error that a search finds, and the comparison there if it is too large."""
+        reference = self.reference.model
+        enough = self.limits.hard(stress.low.name).tolerance
+        is_low = report.lowest != "float32"
+        if not (report.passed and is_low and enough) or self.limits.accept is not None:
+            return report
+        # What is selected depends on ties, which no precision gets right.
+        selected = reference.ask(graph_of).ask(selected_outputs)
+        plain = frozenset(diff.name for diff in report.outputs if is_plain(diff))
+        opened = partial(
+            Pair.of,
+            replace(self.reference.alone(), parts=False),
+            result,
+            self.engine,
+            judged=plain - selected,
+        )
+        sought = stress.far_off(reference, self.run.samples, opened, enough)
+        if sought is None:
+            return report
+        report = replace(report, sought=ErrorSought(sought.error, sought.runs))
+        if sought.error < enough:
+            return report
+        samples = held_samples("an input made to be hard", [sought.inputs])
+        excursion = Excursion(
+            samples.description, samples, self.reference.alone(), is_hard=True
+        )
+        found = compared(excursion)
+        if any(calls.differ for calls in found.choices):
+            return report
+        self._hard.append(excursion)
+        return with_extra(report, excursion, found)
 
     def _with_tie(
         self,

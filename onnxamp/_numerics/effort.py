@@ -11,6 +11,18 @@ from onnxamp._runtime import STRESS
 _WORK: Final = 7 << 30
 """Work of all steps at the default of their number: half of what a small model takes to be converted and validated."""
 
+_ERROR_WORK: Final = 1 << 34
+"""Work of the search for a large error, at the same default."""
+
+_ERROR_RUNS: Final = 16
+"""Most inputs of this search for each step that is asked for."""
+
+_LEAST_RUNS: Final = 4
+"""Inputs without which this search does not begin."""
+
+_LOADED: Final = 240
+"""Operations in the time in which a byte of the weights is loaded for it."""
+
 _START_WORK: Final = 1 << 30
 """Work that the choice of a start may take."""
 
@@ -85,6 +97,19 @@ def _climbs(steps: int, runs: int) -> tuple[int, int]:
     enough = min(steps, _FEW_STEPS)
     most = min(steps, runs // 2 - 1)
     return (2, most) if most >= enough else (1, min(steps, runs - 1))
+
+
+def error_runs(steps: int, work: int, size: int) -> int:
+    """Return how many inputs the search for a large error may try; 0 if they are too few.
+
+    Args:
+        steps: the steps of an ascent that are asked for.
+        work: that of one run of the model; its conversion takes as much.
+        size: bytes of its weights.
+    """
+    allowed = _ERROR_WORK * max(steps, STRESS) // STRESS - _LOADED * size
+    runs = min(_ERROR_RUNS * steps, allowed // (2 * max(work, 1)))
+    return runs if runs >= _LEAST_RUNS else 0
 
 
 def counted_work(graph: Graph, shapes: Sequence[Shape | None]) -> int:

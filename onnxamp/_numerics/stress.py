@@ -6,7 +6,7 @@ models, of some random inputs. Each step goes to the corner of the inputs' range
 that brings nothing, the next step is half as long.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
@@ -25,7 +25,8 @@ from onnxamp._model.exponents import stored_exponents
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._numerics.climb import Climb, Seen, Watched
-from onnxamp._numerics.effort import Effort, counted_work
+from onnxamp._numerics.effort import Effort, counted_work, error_runs
+from onnxamp._numerics.errors_sought import Pair, Sought, largest_error
 from onnxamp._numerics.flattened import (
     flattened,
     with_joined,
@@ -158,6 +159,38 @@ class Stress(NamedTuple):
         if not self.steps or not samples.has(0):
             return None
         return self.of(model, model, samples, is_converted=False).samples
+
+    def far_off(
+        self,
+        reference: Model,
+        samples: Samples,
+        opened: Callable[[Feeds], Pair],
+        enough: float,
+    ) -> Sought | None:
+        """Return the input with the largest error of a result that a search finds; None if there is no search.
+
+        Args:
+            reference: the original.
+            samples: the inputs that it ran on.
+            opened: makes the original and the result ready to run on inputs of such sizes.
+            enough: the error that ends the search.
+        """
+        given = _given(reference, samples)
+        # The range of a mask is that of float32: any number between its ends would mask alike.
+        movable = {
+            name: ends
+            for name, ends in self._movable(_ranges(given)).items()
+            if max(map(abs, ends)) < self.low.overflow
+        }
+        work = _work(reference, given[0])
+        runs = error_runs(self.steps, work, reference.stock.size)
+        if not movable or not runs:
+            return None
+        try:
+            pair = opened(given[0])
+            return largest_error(pair, given, movable, runs, enough)
+        except OnnxAmpError:  # the samples ran, so that other inputs are at fault
+            return None
 
     def near_tie(
         self, reference: Model, samples: Samples, names: Sequence[str]

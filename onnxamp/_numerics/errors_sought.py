@@ -1,0 +1,288 @@
+"""Inputs that are sought for the error of a result: a few runs of both models, within the range of the samples.
+
+Errors of random inputs differ little, and those of large values are hardly larger. What low precision loses is what
+remains after a subtraction: the contrast of an image that is nearly flat, the noise in a silent recording, the
+difference of two rows that are nearly equal. Layers that measure a spread and divide by it amplify such a remainder,
+and its error. No gradient leads there from a random input, where other errors outweigh this one, so the search needs
+none. It begins with inputs of little contrast, and changes the best of them at random.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxamp._facts.dtypes import Range
+from onnxamp._graph.graph import graph_of
+from onnxamp._model.model import Model
+from onnxamp._numerics.flattened import without_functions
+from onnxamp._runtime.emulate import emulate_graph
+from onnxamp._runtime.engines import Engine, Outputs, Session
+from onnxamp._runtime.session import make_session
+from onnxamp._runtime.values import Feeds, shapes_of
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+_STARTS: Final = 16
+"""Inputs of little contrast from which the search begins: of ten networks that are wrong on such inputs, they show it
+of nine, and 16 further runs of all.
+"""
+
+_FLATTEST: Final = 1 / 256
+"""The least spread of an input, as a share of its range: that of an image of 8 bits with two shades of gray. What is
+flatter has no digits left once the input itself is rounded, and occurs in no data.
+"""
+
+_FLAT: Final = (1.5, 2.5)
+"""Least and largest power of ten by which contrast is lowered."""
+
+_SMALL: Final = (0.5, 2.5)
+"""The same for the size of other changes."""
+
+_DISTINCT: Final = 2
+"""Most different numbers in an input that is a mask or a flag, which must not hold others."""
+
+_Array: TypeAlias = NDArray[np.float64]
+
+
+class Sought(NamedTuple):
+    """The input with the largest error that was found.
+
+    Attributes:
+        inputs: the input.
+        error: its error, as a share of the outputs.
+        runs: the number of inputs on which both models ran.
+    """
+
+    inputs: Feeds
+    error: float
+    runs: int
+
+
+class Pair(NamedTuple):
+    """A model and its conversion, each in one session.
+
+    Attributes:
+        reference: the model.
+        engine: where the conversion runs.
+        result: the conversion, loaded there; rounding is written out if the engine emulates low precision.
+        judged: the outputs that count.
+    """
+
+    reference: Session
+    engine: Engine
+    result: "ort.InferenceSession"
+    judged: frozenset[str]
+
+    @classmethod
+    def of(
+        cls,
+        reference: Session,
+        result: Model,
+        engine: Engine,
+        sample: Feeds,
+        judged: frozenset[str],
+    ) -> "Pair":
+        """Return both models, ready to run.
+
+        Args:
+            reference: the model.
+            result: its conversion.
+            engine: where the conversion runs.
+            sample: gives the sizes of inputs, on which the sums of some targets depend.
+            judged: the outputs that count.
+
+        Raises:
+            OnnxAmpError: the conversion cannot be emulated, or does not load.
+        """
+        if engine.emulates:
+            result = _emulated(without_functions(result), engine, sample)
+        loaded = make_session(result, engine.provider, optimize=False, lean=True)
+        return cls(reference, engine, loaded, judged)
+
+    def floats(self, feeds: Feeds) -> tuple[dict[str, _Array], dict[str, _Array]]:
+        """Return the outputs of both that count.
+
+        Raises:
+            RuntimeFailure: a model does not run.
+        """
+        reference = self.reference.run(feeds)
+        result = self.engine.run(self.result, feeds)
+        return self._held(reference), self._held(result)
+
+    def _held(self, outputs: Outputs) -> dict[str, _Array]:
+        return {
+            name: np.asarray(array, np.float64)
+            for name, array in outputs.items()
+            if name in self.judged and isinstance(array, np.ndarray)
+        }
+
+
+def _emulated(result: Model, engine: Engine, sample: Feeds) -> Model:
+    """Return the float32 model that computes what a conversion does."""
+    graph = result.ask(graph_of)
+    arithmetic = engine.arithmetic
+    shapes = graph.shapes_of(shapes_of(sample)) if arithmetic is not None else ()
+    made = emulate_graph(
+        graph, base_dir=result.folder, arithmetic=arithmetic, shapes=shapes
+    )
+    return Model(made, result.folder)
+
+
+def largest_error(
+    pair: Pair,
+    samples: Sequence[Feeds],
+    ranges: Mapping[str, Range],
+    runs: int,
+    enough: float,
+) -> Sought | None:
+    """Return the input with the largest error that so many runs find; None if no input may change.
+
+    An error counts beside the outputs there or those of the first sample, whichever are larger: outputs that nearly
+    vanish have no digits to lose.
+
+    Args:
+        pair: both models.
+        samples: inputs of equal shapes, to begin with.
+        ranges: the ranges of the inputs that may change.
+        runs: how often both models may run.
+        enough: the error that ends the search.
+
+    Raises:
+        RuntimeFailure: a model does not run.
+    """
+    movable = {
+        name: ends for name, ends in ranges.items() if _is_signal(samples[0][name])
+    }
+    if not movable:
+        return None
+    usual, low = pair.floats(samples[0])
+    scales = {name: _norm(array) for name, array in usual.items()}
+    best, error = samples[0], _error(usual, low, scales)
+    draw = np.random.default_rng(0)
+    for number in range(1, runs):
+        if error >= enough:
+            return Sought(best, error, number)
+        if number < _STARTS:
+            inputs = _moved(samples[number % len(samples)], movable, draw, _FLATTENING)
+        else:
+            inputs = _moved(best, movable, draw, _CHANGES)
+        reached = _error(*pair.floats(inputs), scales)
+        if reached > error:
+            best, error = inputs, reached
+    return Sought(best, error, runs)
+
+
+def _is_signal(feed: Any) -> bool:
+    """Return whether an input may hold any numbers in its range: masks and flags hold two."""
+    return np.unique(feed).size > _DISTINCT
+
+
+def _norm(array: _Array) -> float:
+    """Return the root of the sum of squares of the finite numbers."""
+    return float(np.linalg.norm(array[np.isfinite(array)]))
+
+
+def _error(
+    outputs: Mapping[str, _Array],
+    low: Mapping[str, _Array],
+    scales: Mapping[str, float],
+) -> float:
+    """Return the largest error of an output, as a share of it; infinite where only low precision makes NaN or Inf."""
+    return max(_errors(outputs, low, scales), default=0.0)
+
+
+def _errors(
+    outputs: Mapping[str, _Array],
+    low: Mapping[str, _Array],
+    scales: Mapping[str, float],
+) -> Iterator[float]:
+    for name, array in outputs.items():
+        other = low[name]
+        size = max(_norm(array), scales[name])
+        if other.shape != array.shape or not size:
+            continue
+        is_finite = np.isfinite(array)
+        off = float(np.linalg.norm((other - array)[is_finite]))
+        yield off / size if np.isfinite(off) else inf
+
+
+_Change: TypeAlias = Callable[[_Array, Range, np.random.Generator], _Array]
+
+
+def _moved(
+    inputs: Feeds,
+    ranges: Mapping[str, Range],
+    draw: np.random.Generator,
+    changes: Sequence[_Change],
+) -> Feeds:
+    """Return inputs after a change at random, within their ranges."""
+    change = changes[int(draw.integers(len(changes)))]
+    moved = dict(inputs)
+    for name, ends in ranges.items():
+        array = np.asarray(inputs[name], np.float64)
+        further = _spread(change(array, ends, draw), array, ends)
+        moved[name] = np.clip(further, *ends).astype(np.float32)
+    return moved
+
+
+def _spread(moved: _Array, before: _Array, ends: Range) -> _Array:
+    """Return numbers that are spread a little at least; where they are equal, as those before the change are."""
+    least = _FLATTEST * (ends[1] - ends[0])
+    spread = float(np.ptp(moved))
+    if spread >= least:
+        return moved
+    middle = moved.mean()
+    rest = moved - middle if spread else before - before.mean()
+    return np.asarray(middle + rest * (least / float(np.ptp(rest))))
+
+
+def _leveled(array: _Array, ends: Range, draw: np.random.Generator) -> _Array:
+    """Lower the contrast around a number: an end of the range, its middle, or any."""
+    low, high = ends
+    nil = min(max(0.0, low), high)
+    middle = draw.choice([low, high, (low + high) / 2, nil, draw.uniform(low, high)])
+    return np.asarray(middle + (array - array.mean()) * _share(draw, _FLAT))
+
+
+def _evened(array: _Array, _ends: Range, draw: np.random.Generator) -> _Array:
+    """Make the slices along an axis nearly equal."""
+    axes = [axis for axis, size in enumerate(array.shape) if size > 1]
+    middle = array.mean(axis=int(draw.choice(axes)), keepdims=True)
+    return np.asarray(middle + (array - middle) * _share(draw, _FLAT))
+
+
+def _scaled(array: _Array, _ends: Range, draw: np.random.Generator) -> _Array:
+    """Scale all numbers, mostly down."""
+    return np.asarray(array * 10.0 ** draw.uniform(-_SMALL[1], _SMALL[0]))
+
+
+def _nudged(array: _Array, ends: Range, draw: np.random.Generator) -> _Array:
+    """Add a little noise."""
+    noise = draw.standard_normal(array.shape) * (ends[1] - ends[0])
+    return np.asarray(array + noise * _share(draw, _SMALL))
+
+
+def _struck(array: _Array, ends: Range, draw: np.random.Generator) -> _Array:
+    """Put a few numbers at the ends of the range."""
+    is_struck = draw.random(array.shape) < _share(draw, _SMALL)
+    return np.where(is_struck, draw.choice(ends, array.shape), array)
+
+
+def _blended(array: _Array, ends: Range, draw: np.random.Generator) -> _Array:
+    """Add a part of random numbers."""
+    other = draw.uniform(*ends, array.shape)
+    return np.asarray(array + (other - array) * 10.0 ** -draw.uniform(0.0, 2.0))
+
+
+def _share(draw: np.random.Generator, powers: Range) -> float:
+    return float(10.0 ** -draw.uniform(*powers))
+
+
+_FLATTENING: Final[Sequence[_Change]] = (_leveled, _evened, _scaled)
+"""Changes that leave little contrast."""
+
+_CHANGES: Final[Sequence[_Change]] = (*_FLATTENING, _nudged, _struck, _blended)
