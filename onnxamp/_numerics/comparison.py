@@ -47,6 +47,9 @@ from onnxamp._runtime.values import check_inputs
 Extent: TypeAlias = Literal["compared", "named", "ignored"]
 """What happens to branches that no sample takes, and to sizes beyond those of the samples."""
 
+_OFF: Final = "an input made to be hard for precision"
+"""What an input is called on which the result is far off."""
+
 _LOG: Final = logging.getLogger("onnxamp")
 
 
@@ -321,7 +324,7 @@ class Comparison:
         report = replace(report, sought=ErrorSought(sought.error, sought.runs))
         if sought.error < enough:
             return report
-        samples = held_samples("an input made to be hard", [sought.inputs])
+        samples = held_samples(_OFF, [sought.inputs])
         excursion = Excursion(
             samples.description, samples, self.reference.alone(), is_hard=True
         )

@@ -17,6 +17,14 @@ _ERROR_WORK: Final = 1 << 34
 _ERROR_RUNS: Final = 16
 """Most inputs of this search for each step that is asked for."""
 
+_DOWN: Final = 10
+"""Steps toward a small divisor for each one that is asked for. A distance of two points of four numbers vanishes in
+about 30 steps.
+"""
+
+_DIVISORS: Final = 2
+"""Most divisors that are made small."""
+
 _LEAST_RUNS: Final = 4
 """Inputs without which this search does not begin."""
 
@@ -99,17 +107,35 @@ def _climbs(steps: int, runs: int) -> tuple[int, int]:
     return (2, most) if most >= enough else (1, min(steps, runs - 1))
 
 
-def error_runs(steps: int, work: int, size: int) -> int:
-    """Return how many inputs the search for a large error may try; 0 if they are too few.
+class ErrorEffort(NamedTuple):
+    """How far the search for a large error may go.
 
-    Args:
-        steps: the steps of an ascent that are asked for.
-        work: that of one run of the model; its conversion takes as much.
-        size: bytes of its weights.
+    Attributes:
+        inputs: how many it may try; 0 if they would be too few.
+        steps: the steps of each descent toward a small divisor.
+        divisors: how many divisors it may make small.
     """
-    allowed = _ERROR_WORK * max(steps, STRESS) // STRESS - _LOADED * size
-    runs = min(_ERROR_RUNS * steps, allowed // (2 * max(work, 1)))
-    return runs if runs >= _LEAST_RUNS else 0
+
+    inputs: int
+    steps: int
+    divisors: int
+
+    @classmethod
+    def within(cls, steps: int, work: int, size: int) -> "ErrorEffort":
+        """Return the effort that the work of the model leaves.
+
+        Args:
+            steps: the steps of an ascent that are asked for.
+            work: that of one run of the model; its conversion takes as much.
+            size: bytes of its weights.
+        """
+        allowed = _ERROR_WORK * max(steps, STRESS) // STRESS - _LOADED * size
+        runs = max(allowed // (2 * max(work, 1)), 0)
+        inputs = min(_ERROR_RUNS * steps, runs)
+        down = _DOWN * steps
+        # A step runs the model and its gradient, which is no more than two runs of both models.
+        divisors = min((runs - inputs) // (2 * down), _DIVISORS) if down else 0
+        return cls(inputs if inputs >= _LEAST_RUNS else 0, down, divisors)
 
 
 def counted_work(graph: Graph, shapes: Sequence[Shape | None]) -> int:

@@ -7,14 +7,14 @@ and its error. No gradient leads there from a random input, where other errors o
 none. It begins with inputs of little contrast, and changes the best of them at random.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxamp._facts.dtypes import Range
+from onnxamp._facts.dtypes import Format, Range
 from onnxamp._graph.graph import graph_of
 from onnxamp._model.model import Model
 from onnxamp._numerics.flattened import without_functions
@@ -132,14 +132,30 @@ def _emulated(result: Model, engine: Engine, sample: Feeds) -> Model:
     return Model(made, result.folder)
 
 
+def signals(
+    sample: Feeds, ranges: Mapping[str, Range], low: Format
+) -> dict[str, Range]:
+    """Return the ranges of the inputs that may hold any numbers in them: masks and flags hold two.
+
+    The range of a mask may also be that of float32, and any number between its ends would mask alike.
+    """
+    return {
+        name: ends
+        for name, ends in ranges.items()
+        if max(map(abs, ends)) < low.overflow
+        and np.unique(np.asarray(sample[name])).size > _DISTINCT
+    }
+
+
 def largest_error(
     pair: Pair,
     samples: Sequence[Feeds],
     ranges: Mapping[str, Range],
     runs: int,
     enough: float,
-) -> Sought | None:
-    """Return the input with the largest error that so many runs find; None if no input may change.
+    then: Iterable[Feeds] = (),
+) -> Sought:
+    """Return the input with the largest error that a search finds.
 
     An error counts beside the outputs there or those of the first sample, whichever are larger: outputs that nearly
     vanish have no digits to lose.
@@ -148,37 +164,33 @@ def largest_error(
         pair: both models.
         samples: inputs of equal shapes, to begin with.
         ranges: the ranges of the inputs that may change.
-        runs: how often both models may run.
+        runs: how many inputs it may try.
         enough: the error that ends the search.
+        then: further inputs to try if none is found.
 
     Raises:
-        RuntimeFailure: a model does not run.
+        OnnxAmpError: a model does not run.
     """
-    movable = {
-        name: ends for name, ends in ranges.items() if _is_signal(samples[0][name])
-    }
-    if not movable:
-        return None
     usual, low = pair.floats(samples[0])
     scales = {name: _norm(array) for name, array in usual.items()}
-    best, error = samples[0], _error(usual, low, scales)
+    best = Sought(samples[0], _error(usual, low, scales), 1)
     draw = np.random.default_rng(0)
-    for number in range(1, runs):
-        if error >= enough:
-            return Sought(best, error, number)
-        if number < _STARTS:
-            inputs = _moved(samples[number % len(samples)], movable, draw, _FLATTENING)
-        else:
-            inputs = _moved(best, movable, draw, _CHANGES)
-        reached = _error(*pair.floats(inputs), scales)
-        if reached > error:
-            best, error = inputs, reached
-    return Sought(best, error, runs)
 
+    def tried(inputs: Feeds, best: Sought) -> Sought:
+        error = _error(*pair.floats(inputs), scales)
+        if error > best.error:
+            return Sought(inputs, error, best.runs + 1)
+        return best._replace(runs=best.runs + 1)
 
-def _is_signal(feed: Any) -> bool:
-    """Return whether an input may hold any numbers in its range: masks and flags hold two."""
-    return np.unique(feed).size > _DISTINCT
+    while best.runs < runs and best.error < enough:
+        is_start = best.runs < _STARTS
+        origin = samples[best.runs % len(samples)] if is_start else best.inputs
+        changes = _FLATTENING if is_start else _CHANGES
+        best = tried(_moved(origin, ranges, draw, changes), best)
+    if best.error < enough:
+        for inputs in then:
+            best = tried(inputs, best)
+    return best
 
 
 def _norm(array: _Array) -> float:
@@ -224,19 +236,19 @@ def _moved(
     moved = dict(inputs)
     for name, ends in ranges.items():
         array = np.asarray(inputs[name], np.float64)
-        further = _spread(change(array, ends, draw), array, ends)
+        further = _spread(change(array, ends, draw), ends, draw)
         moved[name] = np.clip(further, *ends).astype(np.float32)
     return moved
 
 
-def _spread(moved: _Array, before: _Array, ends: Range) -> _Array:
-    """Return numbers that are spread a little at least; where they are equal, as those before the change are."""
+def _spread(moved: _Array, ends: Range, draw: np.random.Generator) -> _Array:
+    """Return numbers that are spread a little at least; equal ones get noise."""
     least = _FLATTEST * (ends[1] - ends[0])
     spread = float(np.ptp(moved))
     if spread >= least:
         return moved
     middle = moved.mean()
-    rest = moved - middle if spread else before - before.mean()
+    rest = moved - middle if spread else draw.uniform(-0.5, 0.5, moved.shape)
     return np.asarray(middle + rest * (least / float(np.ptp(rest))))
 
 

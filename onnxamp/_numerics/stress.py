@@ -25,8 +25,8 @@ from onnxamp._model.exponents import stored_exponents
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._numerics.climb import Climb, Seen, Watched
-from onnxamp._numerics.effort import Effort, counted_work, error_runs
-from onnxamp._numerics.errors_sought import Pair, Sought, largest_error
+from onnxamp._numerics.effort import Effort, ErrorEffort, counted_work
+from onnxamp._numerics.errors_sought import Pair, Sought, largest_error, signals
 from onnxamp._numerics.flattened import (
     flattened,
     with_joined,
@@ -34,6 +34,7 @@ from onnxamp._numerics.flattened import (
 )
 from onnxamp._numerics.larger import in_short
 from onnxamp._numerics.rooms import rooms_of
+from onnxamp._numerics.small_divisors import small_divisors
 from onnxamp._numerics.stressed import Headroom, Proof, Stressed
 from onnxamp._numerics.ties import near_tie
 from onnxamp._rewrite.upgrade import plan_upgrade
@@ -176,21 +177,38 @@ class Stress(NamedTuple):
             enough: the error that ends the search.
         """
         given = _given(reference, samples)
-        # The range of a mask is that of float32: any number between its ends would mask alike.
-        movable = {
-            name: ends
-            for name, ends in self._movable(_ranges(given)).items()
-            if max(map(abs, ends)) < self.low.overflow
-        }
+        movable = signals(given[0], self._movable(_ranges(given)), self.low)
         work = _work(reference, given[0])
-        runs = error_runs(self.steps, work, reference.stock.size)
-        if not movable or not runs:
+        effort = ErrorEffort.within(self.steps, work, reference.stock.size)
+        if not movable or not effort.inputs:
             return None
         try:
-            pair = opened(given[0])
-            return largest_error(pair, given, movable, runs, enough)
+            return largest_error(
+                opened(given[0]),
+                given,
+                movable,
+                effort.inputs,
+                enough,
+                then=self._on_small_divisors(reference, given[0], movable, effort),
+            )
         except OnnxAmpError:  # the samples ran, so that other inputs are at fault
             return None
+
+    def _on_small_divisors(
+        self,
+        reference: Model,
+        sample: Feeds,
+        ranges: Mapping[str, Range],
+        effort: ErrorEffort,
+    ) -> Iterator[Feeds]:
+        """Yield inputs on which a divisor of the original is small."""
+        if not effort.divisors:
+            return
+        try:
+            model = _differentiable(without_functions(reference), sample)
+        except OnnxAmpError:
+            return
+        yield from small_divisors(model, ranges, sample, effort.steps, effort.divisors)
 
     def near_tie(
         self, reference: Model, samples: Samples, names: Sequence[str]
