@@ -1,8 +1,9 @@
-"""The inputs that validation seeks for the error of a result there, although neither samples nor large values show it."""
+"""The inputs that validation seeks for the error of a result there, which neither samples nor large values show."""
 
 import json
 
 import numpy as np
+import onnx
 import pytest
 from commands import run, saved
 from graphs.case import add_weights, parse
@@ -79,6 +80,27 @@ def test_outputs_that_nearly_vanish_have_no_digits_to_lose():
     text = """(float[1,32] x) => (float[1,4] y) { a = MatMul (x, w0) p = MatMul (a, left) r = MatMul (a, right)
         y = Sub (p, r) }"""
     assert converted(network(text))["validation"]["cure"] is None
+
+
+def test_what_float32_does_not_compute_either_is_no_fault():
+    """Without an epsilon, the direction is noise in any precision where both points are equal."""
+    text = NEAR.replace("1e-6", "1e-20")
+    samples = [dict(sample) for sample in onnxamp.random_samples(network(text, 4))]
+    model = network(text, 4)
+    pair = Pair.of(
+        on_cpu(Model.of(model)), Model(onnxamp.convert_model(model)), choose_engine("cpu"), samples[0], frozenset({"y"})
+    )
+    weights = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    apart = np.linalg.pinv((weights["left"] - weights["right"]).T.astype(np.float64))
+    x = 0.1 * samples[0]["x"].astype(np.float64)
+    inner = np.tanh(x @ weights["w0"])
+    inner -= (inner @ (weights["left"] - weights["right"])) @ apart.T
+    equal = (np.arctanh(inner) @ np.linalg.inv(weights["w0"].astype(np.float64))).astype(np.float32)
+    outputs, low = (found["y"] for found in pair.floats({"x": equal}))
+    assert np.linalg.norm(low - outputs) > 0.1 * np.linalg.norm(outputs)
+    found = largest_error(pair, samples, {"x": (-3.0, 3.0)}, 2, 0.1, then=[{"x": equal}])
+    assert found.inputs is not equal
+    assert found.error < 0.1
 
 
 def test_masks_and_flags_are_left_alone():
