@@ -103,6 +103,15 @@ def test_what_float32_does_not_compute_either_is_no_fault():
     assert found.error < 0.1
 
 
+def test_an_output_that_is_zero_on_the_sample_has_no_scale():
+    model = network(PLAIN)
+    sample = {"x": np.zeros((1, WIDTH), np.float32)}
+    pair = Pair.of(
+        on_cpu(Model.of(model)), Model(onnxamp.convert_model(model)), choose_engine("cpu"), sample, frozenset({"y"})
+    )
+    assert largest_error(pair, [sample], {"x": (-1.0, 1.0)}, 8, 0.1).error == 0
+
+
 def test_masks_and_flags_are_left_alone():
     text = """(float[1,32] x, float[1,32] flags) => (float[1,8] y) {
         a = Mul (x, flags) b = MatMul (a, w0) c = Tanh (b) y = MatMul (c, out) }"""
