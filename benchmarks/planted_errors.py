@@ -237,7 +237,7 @@ def table(rows: Sequence[Facts]) -> str:
     text = (
         f"{len(rows)} networks are off by at most {RIGHT} on {INPUTS:,} random inputs, and by more than {WRONG} on"
         f" another within the same range. The default finds such an input for {found} of them, and the result is"
-        f" repaired. {right} results are right on the worst input, and {before} without the search."
+        f" repaired. {right} results are right on the worst input, and {before} with `--stress 0`."
     )
     titles = "planted", "networks", "error, random inputs", "error, worst input", "found", "right on the worst input"
     lines = [fill(text, WIDTH), "", f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
