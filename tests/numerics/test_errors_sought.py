@@ -12,7 +12,8 @@ import onnxamp
 from onnxamp._base.errors import RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._numerics.effort import ErrorEffort
-from onnxamp._numerics.errors_sought import Pair, largest_error
+from onnxamp._numerics.errors_sought import Pair, Sought, largest_error
+from onnxamp._numerics.stress import Stress
 from onnxamp._runtime.engines import choose_engine, on_cpu
 
 WIDTH = 32
@@ -82,6 +83,15 @@ def test_outputs_that_nearly_vanish_have_no_digits_to_lose():
     assert converted(network(text))["validation"]["cure"] is None
 
 
+def balanced(model, x, apart):
+    """An input like ``x`` whose features are equal in two projections that differ by ``apart``."""
+    weights = {tensor.name: onnx.numpy_helper.to_array(tensor).astype(np.float64) for tensor in model.graph.initializer}
+    difference = apart(weights)
+    inner = np.tanh(0.1 * x @ weights["w0"])
+    inner -= inner @ difference @ np.linalg.pinv(difference)
+    return (np.arctanh(inner) @ np.linalg.inv(weights["w0"])).astype(np.float32)
+
+
 def test_what_float32_does_not_compute_either_is_no_fault():
     """Without an epsilon, the direction is noise in any precision where both points are equal."""
     text = NEAR.replace("1e-6", "1e-20")
@@ -90,12 +100,7 @@ def test_what_float32_does_not_compute_either_is_no_fault():
     pair = Pair.of(
         on_cpu(Model.of(model)), Model(onnxamp.convert_model(model)), choose_engine("cpu"), samples[0], frozenset({"y"})
     )
-    weights = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    apart = np.linalg.pinv((weights["left"] - weights["right"]).T.astype(np.float64))
-    x = 0.1 * samples[0]["x"].astype(np.float64)
-    inner = np.tanh(x @ weights["w0"])
-    inner -= (inner @ (weights["left"] - weights["right"])) @ apart.T
-    equal = (np.arctanh(inner) @ np.linalg.inv(weights["w0"].astype(np.float64))).astype(np.float32)
+    equal = balanced(model, samples[0]["x"], lambda weights: weights["left"] - weights["right"])
     outputs, low = (found["y"] for found in pair.floats({"x": equal}))
     assert np.linalg.norm(low - outputs) > 0.1 * np.linalg.norm(outputs)
     found = largest_error(pair, samples, {"x": (-3.0, 3.0)}, 2, 0.1, then=[{"x": equal}])
@@ -127,14 +132,20 @@ def test_masks_and_flags_are_left_alone():
     assert converted(model, "--inputs", "flags.npz")["validation"]["sought"] is None
 
 
-def test_choices_near_ties_are_no_fault():
-    """Where a flat input makes scores equal, the chosen rows differ, and with them an output that follows them."""
-    text = """(float[1,8,32] x) => (float[1,1,32] y) <int64[1] k = {1}, int64 n = {1}> {
-        a = MatMul (x, w0) s = MatMul (a, one) t, at = TopK <axis = 1> (s, k)
-        i = Squeeze (at) j = Gather <axis = 1> (a, i) y = Unsqueeze (j, k) }"""
-    weight = np.random.default_rng(1).standard_normal((WIDTH, 1)).astype(np.float32)
-    model = add_weights(network(text), {"one": weight})
-    assert converted(model)["validation"]["cure"] is None
+def test_choices_near_ties_are_no_fault(monkeypatch):
+    """Half of the comparisons are ties, which no precision gets right."""
+    text = """(float[1,32] x) => (float[1,32] y) { c = MatMul (x, w0) h = Tanh (c) a = MatMul (h, w1)
+        b = MatMul (h, w2) [pick] g = Greater (a, b) n = Neg (a) y = Where (g, a, n) }"""
+    model = network(text)
+    x = onnxamp.random_samples(model)[0]["x"]
+    tied = balanced(model, x, lambda weights: (weights["w1"] - weights["w2"])[:, :16])
+    monkeypatch.setattr(Stress, "far_off", lambda *given: Sought({"x": tied}, 1.0, 1))
+    found = converted(model, "--level", "O3", "--no-hazards")["validation"]
+    assert found["cure"] is None
+    assert found["sought"] is None
+    (near,) = [extra for extra in found["extras"] if "for precision" in extra["what"]]
+    assert near["choices"][0]["node"] == "pick"
+    assert near["choices"][0]["differ"]
 
 
 def test_inputs_stay_in_the_range_of_the_samples_and_keep_some_contrast():
