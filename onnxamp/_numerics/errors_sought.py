@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _STARTS: Final = 16
 """Inputs of little contrast from which the search begins: of ten networks that are wrong on such inputs, they show it
-of nine, and 16 further runs of all.
+of eight, and 16 further inputs of all.
 """
 
 _FLATTEST: Final = 1 / 256

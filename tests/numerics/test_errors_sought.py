@@ -1,6 +1,7 @@
 """The inputs that validation seeks for the error of a result there, which neither samples nor large values show."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -74,6 +75,7 @@ def test_what_was_found_is_told_where_it_is_no_fault():
     told = run("convert", saved(model), "-o", "low.onnx", "-v", "--html", "page.html").output
     assert "the largest on 64 inputs made to be hard" in " ".join(told.split())
     assert "also on random inputs made to be hard" in " ".join(told.split())
+    assert "error sought" in Path("page.html").read_text(encoding="utf-8")
 
 
 def test_outputs_that_nearly_vanish_have_no_digits_to_lose():
