@@ -7,7 +7,7 @@ and its error. No gradient leads there from a random input, where other errors o
 none. It begins with inputs of little contrast, and changes the best of them at random.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from onnxamp._facts.dtypes import Format, Range
 from onnxamp._graph.graph import graph_of
 from onnxamp._model.model import Model
+from onnxamp._numerics.changed_inputs import CHANGES, FLATTENING, changed
 from onnxamp._numerics.flattened import without_functions
 from onnxamp._numerics.parts import nudged
 from onnxamp._runtime.emulate import emulate_graph
@@ -31,17 +32,6 @@ _STARTS: Final = 16
 """Inputs of little contrast from which the search begins: of ten networks that are wrong on such inputs, they show it
 of eight, and 16 further inputs of all.
 """
-
-_FLATTEST: Final = 1 / 256
-"""The least spread of an input, as a share of its range: that of an image of 8 bits with two shades of gray. What is
-flatter has no digits left once the input itself is rounded, and occurs in no data.
-"""
-
-_FLAT: Final = (1.5, 2.5)
-"""Least and largest power of ten by which contrast is lowered."""
-
-_SMALL: Final = (0.5, 2.5)
-"""The same for the size of other changes."""
 
 _DISTINCT: Final = 2
 """Most different numbers in an input that is a mask or a flag, which must not hold others."""
@@ -200,8 +190,8 @@ def largest_error(
     while best.runs < runs and best.error < enough:
         is_start = best.runs < _STARTS
         origin = samples[best.runs % len(samples)] if is_start else best.inputs
-        changes = _FLATTENING if is_start else _CHANGES
-        best = trial.better(_moved(origin, ranges, draw, changes), best)
+        changes = FLATTENING if is_start else CHANGES
+        best = trial.better(changed(origin, ranges, draw, changes), best)
     if best.error < enough:
         for inputs in then:
             best = trial.better(inputs, best)
@@ -269,81 +259,3 @@ def _errors(
         is_finite = np.isfinite(array)
         off = float(np.linalg.norm((other - array)[is_finite]))
         yield off / size if np.isfinite(off) else inf
-
-
-_Change: TypeAlias = Callable[[_Array, Range, np.random.Generator], _Array]
-
-
-def _moved(
-    inputs: Feeds,
-    ranges: Mapping[str, Range],
-    draw: np.random.Generator,
-    changes: Sequence[_Change],
-) -> Feeds:
-    """Return inputs after a change at random, within their ranges."""
-    change = changes[int(draw.integers(len(changes)))]
-    moved = dict(inputs)
-    for name, ends in ranges.items():
-        array = np.asarray(inputs[name], np.float64)
-        further = _spread(change(array, ends, draw), ends, draw)
-        moved[name] = np.clip(further, *ends).astype(np.float32)
-    return moved
-
-
-def _spread(moved: _Array, ends: Range, draw: np.random.Generator) -> _Array:
-    """Return numbers that are spread a little at least; equal ones get noise."""
-    least = _FLATTEST * (ends[1] - ends[0])
-    spread = float(np.ptp(moved))
-    if spread >= least:
-        return moved
-    middle = moved.mean()
-    rest = moved - middle if spread else draw.uniform(-0.5, 0.5, moved.shape)
-    return np.asarray(middle + rest * (least / float(np.ptp(rest))))
-
-
-def _leveled(array: _Array, ends: Range, draw: np.random.Generator) -> _Array:
-    """Lower the contrast around a number: an end of the range, its middle, or any."""
-    low, high = ends
-    nil = min(max(0.0, low), high)
-    middle = draw.choice([low, high, (low + high) / 2, nil, draw.uniform(low, high)])
-    return np.asarray(middle + (array - array.mean()) * _share(draw, _FLAT))
-
-
-def _evened(array: _Array, _ends: Range, draw: np.random.Generator) -> _Array:
-    """Make the slices along an axis nearly equal."""
-    axes = [axis for axis, size in enumerate(array.shape) if size > 1]
-    middle = array.mean(axis=int(draw.choice(axes)), keepdims=True)
-    return np.asarray(middle + (array - middle) * _share(draw, _FLAT))
-
-
-def _scaled(array: _Array, _ends: Range, draw: np.random.Generator) -> _Array:
-    """Scale all numbers, mostly down."""
-    return np.asarray(array * 10.0 ** draw.uniform(-_SMALL[1], _SMALL[0]))
-
-
-def _nudged(array: _Array, ends: Range, draw: np.random.Generator) -> _Array:
-    """Add a little noise."""
-    noise = draw.standard_normal(array.shape) * (ends[1] - ends[0])
-    return np.asarray(array + noise * _share(draw, _SMALL))
-
-
-def _struck(array: _Array, ends: Range, draw: np.random.Generator) -> _Array:
-    """Put a few numbers at the ends of the range."""
-    is_struck = draw.random(array.shape) < _share(draw, _SMALL)
-    return np.where(is_struck, draw.choice(ends, array.shape), array)
-
-
-def _blended(array: _Array, ends: Range, draw: np.random.Generator) -> _Array:
-    """Add a part of random numbers."""
-    other = draw.uniform(*ends, array.shape)
-    return np.asarray(array + (other - array) * 10.0 ** -draw.uniform(0.0, 2.0))
-
-
-def _share(draw: np.random.Generator, powers: Range) -> float:
-    return float(10.0 ** -draw.uniform(*powers))
-
-
-_FLATTENING: Final[Sequence[_Change]] = (_leveled, _evened, _scaled)
-"""Changes that leave little contrast."""
-
-_CHANGES: Final[Sequence[_Change]] = (*_FLATTENING, _nudged, _struck, _blended)
