@@ -1,4 +1,4 @@
-"""Changes of inputs at random, within their ranges; most leave little contrast."""
+"""Changes of inputs at random: of their last digits, or within their ranges; most of these leave little contrast."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
@@ -7,7 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxamp._facts.dtypes import Range
-from onnxamp._runtime.values import Feeds
+from onnxamp._runtime.values import Feed, Feeds
+
+_NUDGE: Final = 2.0**-22
+"""Share of an input by which its last two digits in float32 may be off."""
 
 _FLATTEST: Final = 1 / 256
 """The least spread of an input, as a share of its range: that of an image of 8 bits with two shades of gray. What is
@@ -23,6 +26,17 @@ _SMALL: Final = (0.5, 2.5)
 _Array: TypeAlias = NDArray[np.float64]
 
 _Change: TypeAlias = Callable[[_Array, Range, np.random.Generator], _Array]
+
+
+def nudged(feeds: Feeds, seed: int) -> dict[str, Feed]:
+    """Return inputs with other last digits. What differs by them in float32 is noise in float32 itself."""
+    rng = np.random.default_rng(seed)
+    moved = dict(feeds)
+    for name, feed in feeds.items():
+        if isinstance(feed, np.ndarray) and feed.dtype == np.float32:
+            signs = rng.choice([-_NUDGE, _NUDGE], feed.shape)
+            moved[name] = np.asarray(feed * (1 + signs), np.float32)
+    return moved
 
 
 def changed(
@@ -72,7 +86,7 @@ def _scaled(array: _Array, _ends: Range, draw: np.random.Generator) -> _Array:
     return np.asarray(array * 10.0 ** draw.uniform(-_SMALL[1], _SMALL[0]))
 
 
-def _nudged(array: _Array, ends: Range, draw: np.random.Generator) -> _Array:
+def _jittered(array: _Array, ends: Range, draw: np.random.Generator) -> _Array:
     """Add a little noise."""
     noise = draw.standard_normal(array.shape) * (ends[1] - ends[0])
     return np.asarray(array + noise * _share(draw, _SMALL))
@@ -97,4 +111,4 @@ def _share(draw: np.random.Generator, powers: Range) -> float:
 FLATTENING: Final[Sequence[_Change]] = (_leveled, _evened, _scaled)
 """Changes that leave little contrast."""
 
-CHANGES: Final[Sequence[_Change]] = (*FLATTENING, _nudged, _struck, _blended)
+CHANGES: Final[Sequence[_Change]] = (*FLATTENING, _jittered, _struck, _blended)

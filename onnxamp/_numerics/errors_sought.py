@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from onnxamp._facts.dtypes import Format, Range
 from onnxamp._graph.graph import graph_of
 from onnxamp._model.model import Model
-from onnxamp._numerics.changed_inputs import CHANGES, FLATTENING, changed
+from onnxamp._numerics.changed_inputs import CHANGES, FLATTENING, changed, nudged
 from onnxamp._numerics.flattened import without_functions
-from onnxamp._numerics.parts import nudged
 from onnxamp._runtime.emulate import emulate_graph
 from onnxamp._runtime.engines import Engine, Outputs, Session
 from onnxamp._runtime.session import make_session

@@ -17,13 +17,10 @@ from onnxamp._numerics.metrics import RELATIVE_FLOOR, PartError
 from onnxamp._numerics.paired import exponents_between
 from onnxamp._runtime.flow import DataflowGraph, dtype_of
 from onnxamp._runtime.joined import holds_shares, joined_parts
-from onnxamp._runtime.values import Feed, Feeds, to_value
+from onnxamp._runtime.values import to_value
 
 _LEAST: Final = 16
 """Elements of a part that is judged: few numbers may be small by chance."""
-
-_NUDGE: Final = 2.0**-22
-"""Share of an input by which its last two digits in float32 may be off."""
 
 _STEADY: Final = 0.01
 """Relative L2 error from which on numbers that follow such digits are noise: float32 has two decimals of them left."""
@@ -77,19 +74,6 @@ def are_off(found: Iterable[Grouped]) -> bool:
     return any(part is not None and part.rel_l2 > PART_OFF for part in worst)
 
 
-def nudged(feeds: Feeds, seed: int) -> dict[str, Feed]:
-    """Return inputs with other last digits. Small numbers that follow them, as what is left of a constant without its
-    mean, are noise in float32 itself.
-    """
-    rng = np.random.default_rng(seed)
-    moved = dict(feeds)
-    for name, feed in feeds.items():
-        if isinstance(feed, np.ndarray) and feed.dtype == np.float32:
-            signs = rng.choice([-_NUDGE, _NUDGE], feed.shape)
-            moved[name] = np.asarray(feed * (1 + signs), np.float32)
-    return moved
-
-
 def steady(
     found: Iterable[Grouped],
     reference: Mapping[str, Any],
@@ -100,7 +84,7 @@ def steady(
     Args:
         found: the groups of a sample.
         reference: outputs of the reference.
-        moved: its outputs for :func:`nudged` inputs.
+        moved: its outputs for inputs with other last digits.
     """
     for one in found:
         outputs = reference[one.output], moved[one.output]

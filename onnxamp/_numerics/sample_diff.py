@@ -11,6 +11,7 @@ from onnxamp._base.errors import ArgumentError, RuntimeFailure
 from onnxamp._base.executor import Memory
 from onnxamp._facts.ops import attribute, op_facts, op_key
 from onnxamp._model.model import Model
+from onnxamp._numerics.changed_inputs import nudged
 from onnxamp._numerics.chosen_tokens import chosen_tokens
 from onnxamp._numerics.close_calls import (
     Chooser,
@@ -33,7 +34,6 @@ from onnxamp._numerics.parts import (
     Grouped,
     are_off,
     grouped,
-    nudged,
     steady,
     worst_parts,
 )
