@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
-from onnx import ModelProto, helper
+from onnx import helper
 
 from onnxamp._base.errors import GradientError, OnnxAmpError
 from onnxamp._facts.dtypes import FLOAT, Format, Range
@@ -114,7 +114,7 @@ class Stress(NamedTuple):
         try:
             original = without_functions(reference)
             names = _names_of(bounds, original, values)
-            model = _differentiable(original, given[0])
+            model = _upgraded(original)
             exponents = _exponents_between(reference, result)
             ascent = _Ascent(model, names, movable, given[0], self.low, exponents)
             found = ascent.climbed(given, self.steps, proof)
@@ -174,7 +174,7 @@ class Stress(NamedTuple):
         if not self.steps or not movable or reference.stock.size > _BYTES:
             return None
         try:
-            model = _differentiable(reference, given[0])
+            model = _sized(_upgraded(reference), given[0])
             effort = Effort.within(self.steps, _work(model, given[0]))
             if not effort.has_lesser:
                 return None
@@ -199,10 +199,10 @@ def _given(reference: Model, samples: Samples) -> list[Feeds]:
     return _alike(check_inputs(reference.proto, one) for one in first)
 
 
-def _differentiable(reference: Model, sample: Feeds) -> Model:
-    """Return a model with the sizes of a sample, at an opset that gradients are written in."""
+def _upgraded(reference: Model) -> Model:
+    """Return a model at an opset that gradients are written in."""
     newer = plan_upgrade(reference.ask(graph_of), MIN_OPSET).result
-    return Model(_sized(newer.model, sample), newer.folder)
+    return Model(newer.model, newer.folder)
 
 
 def _alike(samples: Iterable[Feeds]) -> list[Feeds]:
@@ -282,8 +282,10 @@ class _Ascent:
     """Drives values of a model up.
 
     Attributes:
-        model: the model, with the sizes of the samples, at an opset that gradients are written in.
-        flat: the same without control flow, as it runs on the first sample; the model itself if that is not known.
+        model: the model, at an opset that gradients are written in. A branch that no sample takes may not suit the
+            sizes of the samples, so it has none of them.
+        flat: the same with the sizes of the samples, and without control flow, as it runs on the first one, if that is
+            known.
         names: the values, also those of bodies.
         ranges: the ranges of the inputs that may change.
         low: the low-precision type.
@@ -303,10 +305,10 @@ class _Ascent:
         self.model = model
         has_bodies = len(model.ask(graph_of).scopes) > 1
         found = flattened(model, sample) if has_bodies else None
-        self.flat, self.inner = model, dict[str, str]()
-        if found is not None:
-            self.flat, self.inner = with_joined(found)
+        self.inner: dict[str, str]
+        flat, self.inner = (model, {}) if found is None else with_joined(found)
         """Value in a body -> the value of the flat model that holds what it is in all turns."""
+        self.flat = _sized(flat, sample)
         self.names = names
         self.ranges = ranges
         self.low = low
@@ -464,9 +466,9 @@ def _magnitudes(seen: Mapping[str, Sequence[Seen]]) -> dict[str, float]:
     return {name: max(one.magnitude for one in ends) for name, ends in seen.items()}
 
 
-def _sized(model: ModelProto, sample: Feeds) -> ModelProto:
+def _sized(model: Model, sample: Feeds) -> Model:
     """Return a model whose inputs have the sizes of a sample, because some gradients depend on them."""
-    sized = copied(model)
+    sized = copied(model.proto)
     for entry in sized.graph.input:
         array = sample.get(entry.name)
         if isinstance(array, np.ndarray) and entry.type.HasField("tensor_type"):
@@ -474,4 +476,4 @@ def _sized(model: ModelProto, sample: Feeds) -> ModelProto:
             entry.CopyFrom(
                 helper.make_tensor_value_info(entry.name, elem, array.shape)
             )
-    return sized
+    return Model(sized, model.folder)

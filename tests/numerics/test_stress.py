@@ -202,6 +202,18 @@ def test_values_in_bodies_are_stressed(kind):
     assert found.headroom.stressed in [room.stressed for room in found.rooms if room.value == "h"]
 
 
+def test_a_branch_that_does_not_suit_the_sizes_of_the_samples_stands_in_no_way():
+    model = with_bodies("If", 1000)
+    branch = next(node for node in model.graph.node if node.op_type == "If").attribute[1].g
+    branch.node[0].CopyFrom(helper.make_node("MatMul", ["x", "narrow"], ["n"]))
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "M"
+    add_weights(model, {"narrow": np.zeros((WIDTH // 2, WIDTH), np.float32)})
+    one, low = Model.of(model), Model.of(convert_model(model))
+    found = Stress(FLOAT16, 4).of(one, low, requested_samples(RunOptions(dims={"M": WIDTH}), one))
+    assert found.headroom is not None, found.why
+    assert found.headroom.value == "h"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["If", "Loop", "Scan"])
 def test_an_overflow_in_a_body_is_found_and_healed(kind):
