@@ -15,12 +15,12 @@ import numpy as np
 from onnx import helper
 
 from onnxamp._base.errors import GradientError, OnnxAmpError
-from onnxamp._facts.dtypes import FLOAT, Format, Range
+from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS, FLOAT, Format, Range
 from onnxamp._facts.providers import ANY
 from onnxamp._gradients.writer import MIN_OPSET
 from onnxamp._graph.bounds.bounds import Bounds
 from onnxamp._graph.bounds.find import find_bounds
-from onnxamp._graph.graph import graph_of
+from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.exponents import stored_exponents
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
@@ -306,8 +306,8 @@ class _Ascent:
         has_bodies = len(model.ask(graph_of).scopes) > 1
         found = flattened(model, sample) if has_bodies else None
         self.inner: dict[str, str]
-        flat, self.inner = (model, {}) if found is None else with_joined(found)
         """Value in a body -> the value of the flat model that holds what it is in all turns."""
+        flat, self.inner = (model, {}) if found is None else with_joined(found)
         self.flat = _sized(flat, sample)
         self.names = names
         self.ranges = ranges
@@ -329,7 +329,8 @@ class _Ascent:
         watched = Watched.of(self.model, names)
         every = self._stored(watched.largest(given))
         self.largest = (_magnitudes(every), {})
-        seen = {name: self._fitting(every[name]) for name in names}
+        sloping = self._reached(by_slopes=True)
+        seen = {name: self._fitting(every[name]) for name in sloping}
         seen = {name: ends for name, ends in seen.items() if ends}
         ranked = sorted(seen, key=lambda name: max(seen[name].values()), reverse=True)
         why = ""
@@ -417,15 +418,22 @@ class _Ascent:
                     moved[name] = np.asarray(drawn, np.float32)
             yield moved
 
-    def _reached(self) -> list[str]:
-        """Return the values that depend on inputs that may change, and are none of them."""
+    def _reached(self, *, by_slopes: bool = False) -> list[str]:
+        """Return the values that depend on inputs that may change, and are none of them.
+
+        Args:
+            by_slopes: only those that depend on them by floats: no gradient leads through sizes and ids.
+        """
         graph = self.flat.ask(graph_of)
         scope = graph.scopes[0]
         changed = {scope.names[name] for name in self.ranges if name in scope.names}
         inputs = set(changed)
         for node in graph.order:
-            if not changed.isdisjoint(node.reads):
-                changed.update(node.writes)
+            if changed.isdisjoint(node.reads):
+                continue
+            for value in node.writes:
+                if not by_slopes or _may_have_slope(graph, value):
+                    changed.add(value)
         own = (
             (name, scope.names.get(self.inner.get(name, name))) for name in self.names
         )
@@ -453,6 +461,12 @@ class _Ascent:
             if least < now.magnitude < self.low.overflow:
                 found[now.sign] = now
         return found
+
+
+def _may_have_slope(graph: Graph, value: int) -> bool:
+    """Return whether a value may have a gradient, by its type if that is known."""
+    kind = graph.types[value] or ""
+    return kind in ANY_FLOAT_TENSORS or not kind.startswith("tensor(")
 
 
 def _work(model: Model, sample: Feeds) -> int:

@@ -158,6 +158,20 @@ def test_integers_are_not_moved():
     assert found.proof.is_complete
 
 
+def test_ids_that_arrive_as_floats_are_not_moved():
+    model = parse(
+        """(float[N,4] x) => (float[N,4,64] y) {
+            ids = Cast <to = 7> (x) e = Gather (table, ids) f = MatMul (e, w) g = Mul (f, f) y = Mul (g, g) }"""
+    )
+    draw = np.random.default_rng(0)
+    weights = {"table": draw.standard_normal((16, WIDTH)), "w": 0.3 * draw.standard_normal((WIDTH, WIDTH))}
+    add_weights(model, {name: array.astype(np.float32) for name, array in weights.items()})
+    found = converted(model, "--input-range", "x=0:15")["validation"]
+    assert found["proof"]["proven"] < found["proof"]["values"]
+    assert found["headroom"] is None
+    assert not found["not_run"]
+
+
 ZEROS = ",".join(["0"] * WIDTH)
 LAYERS = "a = MatMul (SOURCE, w0) b = Relu (a) [last] h = MatMul (b, w1) g = Relu (h)"
 BODIES = {
