@@ -1,9 +1,9 @@
 """OpenVINO's plugin provider on CPUs that Intel did not make, which it does not offer by itself."""
 
-import atexit
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -16,10 +16,14 @@ SOURCE = Path(__file__).parent / "standin" / "any_cpu.c"
 
 
 @cache
-def hide_cpu() -> str | None:
+def hide_cpu(add_cleanup: Callable[[Callable[[], None]], None]) -> str | None:
     """Let processes of tests find OpenVINO behind a library that hides the CPU's vendor; return why that fails.
 
     Call it before any process is started: those that run already, and what they fork, do not find the library.
+
+    Args:
+        add_cleanup: registers what removes the library after the tests. Workers of pytest-xdist leave without running
+            what atexit registers, so that is no way to do it.
     """
     plugin = plugin_called("openvino")
     assert plugin is not None
@@ -27,7 +31,7 @@ def hide_cpu() -> str | None:
         module = import_module(plugin.package.replace("-", "_"))
         if not _made_by_intel():
             folder = TemporaryDirectory(prefix="onnxamp-")
-            atexit.register(folder.cleanup)
+            add_cleanup(folder.cleanup)
             library = str(Path(folder.name, "any_cpu.so"))
             plugin_path = f'-DPLUGIN="{module.get_library_path()}"'
             subprocess.run(["cc", "-shared", "-fPIC", plugin_path, "-o", library, str(SOURCE), "-ldl"], check=True)
@@ -45,9 +49,9 @@ def hide_cpu() -> str | None:
 
 
 @cache
-def openvino_trouble() -> str | None:
+def openvino_trouble(add_cleanup: Callable[[Callable[[], None]], None]) -> str | None:
     """Return why OpenVINO cannot be used here; None if it can, perhaps behind the library of :func:`hide_cpu`."""
-    trouble = hide_cpu()
+    trouble = hide_cpu(add_cleanup)
     if trouble is not None:
         return trouble
     try:

@@ -46,7 +46,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if any(item.get_closest_marker("openvino") is not None for item in session.items):
         from any_cpu import hide_cpu
 
-        hide_cpu()
+        hide_cpu(session.config.add_cleanup)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -72,7 +72,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("openvino") is not None:
         from any_cpu import openvino_trouble
 
-        if trouble := openvino_trouble():
+        if trouble := openvino_trouble(item.config.add_cleanup):
             pytest.skip(trouble)
     if item.get_closest_marker("webgpu") is not None:
         from onnxamp._base.errors import RuntimeFailure
