@@ -16,8 +16,9 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import onnx
 from onnx import ModelProto
 
 import onnxamp
@@ -27,7 +28,7 @@ from onnxamp._graph.graph import graph_of
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._numerics.comparison import Comparison
 from onnxamp._numerics.sample_diff import result_on
-from onnxamp._runtime.engines import OutputCache
+from onnxamp._runtime.engines import OutputCache, Session
 from onnxamp._runtime.requested import requested_samples
 from onnxamp._runtime.run import Run, RunOptions
 from onnxamp._runtime.samples import Samples
@@ -43,6 +44,17 @@ MEMORY = 1 << 31
 """Bytes for the outputs of the original."""
 SEED = 1_000
 """None of the samples that conversions take have it."""
+
+
+Reason = Literal["samples", "coverage", "stress"]
+"""What made a result fail first: samples, those of other sizes, branches and masks, or those that are made hard."""
+
+
+def reason_of(failure: str) -> Reason:
+    """Return what made a result fail, by the sentence of its validation."""
+    if "made to be hard" in failure:
+        return "stress"
+    return "coverage" if failure.startswith("With ") else "samples"
 
 
 class Traffic(NamedTuple):
@@ -95,24 +107,38 @@ class Trials:
             model, Run(provider="cpu"), draw=lambda original: requested_samples(asked, model, reference=original)
         )
         self._samples = self._comparison.run.samples
-        self._outputs = {before: OutputCache((after - before) * MEMORY // CHUNKS[-1]) for before, after in STEPS}
+        self._outputs = {step: OutputCache((step[1] - step[0]) * MEMORY // CHUNKS[-1]) for step in STEPS}
 
-    def on(self, variant: ModelProto, seconds: float) -> Facts:
-        """Return whether a variant fails, and on how many samples it ran within a budget of processor seconds."""
-        result = Model.of(variant)
-        comparison = self._comparison
-        opened = result_on(comparison.engine, result, comparison.reference, whole=comparison.whole)
-        opened.prepare_sample(self._samples[0])
+    def on(self, variant: "Variant", seconds: float) -> Facts:
+        """Return whether a sample needs what a variant lowers, and on how many it ran in so many processor seconds.
+
+        On such a sample the variant fails, and what keeps this in float32 does not.
+        """
+        lowered, kept = (self._opened(model) for model in (variant.model, variant.otherwise))
         start = time.process_time()
         for before, after in STEPS:
-            chunk = replace(self._samples, readers=self._samples.readers[before:after])
-            comparison.reference.outputs = self._outputs[before]
-            there = replace(comparison, run=replace(comparison.run, inputs=chunk), _result=opened)
-            if not there.compare(result, layers=False).passed:
-                return {"fails": True, "samples": after}
+            is_fine = self._passes(lowered, before, after)
+            for number in range(before, before if is_fine else after):
+                alone = number, number + 1
+                if not self._passes(lowered, *alone) and self._passes(kept, *alone):
+                    return {"fails": True, "samples": number + 1}
             if time.process_time() - start > seconds:
                 break
         return {"fails": False, "samples": after}
+
+    def _opened(self, model: ModelProto) -> Session:
+        comparison = self._comparison
+        opened = result_on(comparison.engine, Model.of(model), comparison.reference, whole=comparison.whole)
+        opened.prepare_sample(self._samples[0])
+        return opened
+
+    def _passes(self, result: Session, first: int, last: int) -> bool:
+        """Return whether a result passes on some samples."""
+        comparison = self._comparison
+        comparison.reference.outputs = self._outputs.get((first, last)) or OutputCache()
+        samples = replace(self._samples, readers=self._samples.readers[first:last])
+        there = replace(comparison, run=replace(comparison.run, inputs=samples), _result=result)
+        return there.compare(result.model, layers=False).passed
 
 
 class Variant(NamedTuple):
@@ -121,10 +147,12 @@ class Variant(NamedTuple):
     Attributes:
         model: the conversion.
         row: what it lowers in addition, as the results list it.
+        otherwise: the conversion that keeps this in float32.
     """
 
     model: ModelProto
     row: Facts
+    otherwise: ModelProto
 
 
 def false_alarms(
@@ -134,7 +162,7 @@ def false_alarms(
     *,
     options: Mapping[str, Any] = MappingProxyType({}),
     cured: Sequence[str] = (),
-    by_stress: bool,
+    reason: Reason = "samples",
 ) -> Facts:
     """Return the traffic that a conversion keeps in float32, and how much of it no sample needs.
 
@@ -144,7 +172,7 @@ def false_alarms(
         seconds: processor seconds for the samples.
         options: what both are converted with.
         cured: the nodes that validation keeps in float32, where it names some.
-        by_stress: whether stress alone made validation keep nodes in float32.
+        reason: what made validation keep nodes in float32, if anything did.
     """
     draw = samples_of(path).draw
     sizes = draw.sizes if draw is not None else {}
@@ -159,14 +187,18 @@ def false_alarms(
         "hazards": [variant.row for variant in variants],
         "validation": None,
     }
-    kept = (traffic.low - Traffic.of(validated, sizes).low) / max(traffic.total, 1)
+    result = onnx.load(validated)
+    kept = (traffic.low - Traffic.of(result, sizes).low) / max(traffic.total, 1)
     if kept > 0:
-        found["validation"] = {"reason": "stress" if by_stress else "samples", "share": kept}
-        variants.append(Variant(usual, found["validation"]))
+        found["validation"] = {"reason": reason, "share": kept}
+        if reason == "coverage":  # the sample that needs it is a larger one, or takes another branch
+            found["validation"] |= {"fails": True, "samples": 1}
+        else:
+            variants.append(Variant(usual, found["validation"], result))
     every = [node for nodes in hazards.values() for node in nodes]
-    _judge(
-        [variant for variant in variants if variant.row["share"] > 0], partial(_forced, convert, every), path, seconds
-    )
+    asked = [variant for variant in variants if variant.row["share"] > 0]
+    together = Variant(_forced(convert, every), {}, result) if len(asked) > 1 else None
+    _judge(asked, together, path, seconds)
     return found
 
 
@@ -192,31 +224,32 @@ def _without_a_hazard(
     """Yield a conversion for each hazard, with its nodes in low precision, and what validation keeps in float32."""
     if not hazards:
         return
-    before = Traffic.of(_forced(convert, (), cured), sizes)
+    kept = _forced(convert, (), cured)
+    before = Traffic.of(kept, sizes)
     for kind, nodes in hazards.items():
         model = _forced(convert, nodes, cured)
         share = (Traffic.of(model, sizes).low - before.low) / max(before.total, 1)
-        yield Variant(model, {"hazard": kind, "nodes": len(nodes), "share": share})
+        yield Variant(model, {"hazard": kind, "nodes": len(nodes), "share": share}, kept)
 
 
-def _judge(variants: Sequence[Variant], with_all_low: Convert, path: Path, seconds: float) -> None:
+def _judge(variants: Sequence[Variant], together: Variant | None, path: Path, seconds: float) -> None:
     """Note in each row whether samples need what it keeps.
 
     Args:
         variants: what is judged.
-        with_all_low: returns a conversion without all of it, of which one run suffices if no sample needs any.
+        together: a conversion that lowers all of it, of which one run suffices if no sample needs any.
         path: the original.
         seconds: processor seconds for the samples.
     """
     if not variants:
         return
     trials = Trials(path)
-    if len(variants) > 1:
+    if together is not None:
         seconds /= 1 + len(variants)
-        together = trials.on(with_all_low(), seconds)
-        if not together["fails"]:
+        found = trials.on(together, seconds)
+        if not found["fails"]:
             for variant in variants:
-                variant.row.update(together)
+                variant.row.update(found)
             return
     for variant in variants:
-        variant.row.update(trials.on(variant.model, seconds))
+        variant.row.update(trials.on(variant, seconds))

@@ -5,6 +5,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from corpora import ALARM_SECONDS
 from large_bounds import MOST_MEMORY, MOST_SECONDS
 from verdict_sums import HEADROOM, is_planted, kept_rows
 
@@ -80,7 +81,8 @@ def _alarms(facts: Facts, rows: Sequence[Facts]) -> list[str]:
     passed = found["kept"] - found["needed"]
     text = (
         "What stays in float32, as a share of the float traffic, and whether random samples need it: the nodes of each"
-        " row run in float16, and all others as in the result, until one of 1,000 samples fails. Of"
+        " row run in float16, and all others as in the result, until one of 1,000 samples fails. What validation keeps"
+        " for larger inputs, other branches or masks counts as needed. Of"
         f" {found['kept']} rows, {found['needed']} fail; of the other {passed}, {found['at 1,000 samples']} reached"
         f" 1,000 samples{'' if passed == found['at 1,000 samples'] else ', and the rest as many as the time allowed'}."
         f" On the mean of all models, {_share(facts['false alarms of stress'])} of the traffic stays in float32 for"
@@ -104,16 +106,17 @@ def _corpora(facts: Facts, corpora: Sequence[Facts]) -> list[str]:
     text = (
         "How far the verdict reaches, over all that was measured: the single models and the planted networks of the"
         " tables below, the small models of the tests of onnxamp and of onnx, real models on inputs of their own, and"
-        " models that broke in other tools or earlier versions. Of the values that are not proven, the table shows how"
-        " many reach which share of float16's range on samples or hard inputs; those without a figure are inputs, or"
-        " nothing leads there. False alarms are the traffic that stays in float32 although none of up to 1,000 random"
-        " samples needs it."
+        " models that broke in other tools or earlier versions. Models that ONNX Runtime does not run are left out. Of"
+        " the values that are not proven, the table shows how many reach which share of float16's range on samples or"
+        " hard inputs; those without a figure are inputs, or nothing leads there. False alarms are the traffic that"
+        " stays in float32 although no random sample needs it, as a share of all traffic and on the mean of the models."
+        f" {_sampled(corpora)}"
     )
     ends = [f"{end:.0%}".replace("%", " %") for end in HEADROOM]
     titles = (
-        *("models", "", "values", "proven", f"below {ends[0]}"),
+        *("", "models", "values", "proven", f"below {ends[0]}"),
         *(f"to {end}" for end in ends[1:]),
-        *("above", "no figure", "only stress finds", "false alarms", "mean of models"),
+        *("above", "no figure", "only stress finds", "false alarms", "per model"),
     )
     others = facts["others"]
     rows = [
@@ -124,21 +127,39 @@ def _corpora(facts: Facts, corpora: Sequence[Facts]) -> list[str]:
     cells = list[Sequence[str]]()
     for name, row, alarms, found in rows:
         shares = [_share(alarms[key]) for key in ("of all traffic", "mean of models")] if alarms else ["", ""]
-        counts = (f"{count:,}" for count in (row["models"], row["values"], row["proven"], *row["headroom"], found))
-        cells.append((name, *counts, *shares))
+        counts = (f"{count:,}" for count in (row["values"], row["proven"], *row["headroom"], found))
+        models = f"{row['models']:,}"
+        if row.get("compared", row["models"]) < row["models"]:
+            models = f"{row['compared']:,} of {models}"
+        cells.append((name, models, *counts, *shares))
     return [fill(text, WIDTH), "", *_table(titles, cells), *_judged(corpora)]
 
 
+def _sampled(corpora: Sequence[Facts]) -> str:
+    """Return on how many samples the nodes in float32 of corpora were tried."""
+    every = [row["false alarms"] for row in corpora]
+    passed = sum(one["kept"] - one["needed"] for one in every)
+    most = sum(one["at 1,000 samples"] for one in every)
+    return (
+        f"In the corpora, {most} of {passed} such trials reached 1,000 samples, and the others as many as fit in"
+        f" {ALARM_SECONDS:.0f} s."
+    )
+
+
 def _judged(corpora: Sequence[Facts]) -> list[str]:
-    """Return what results are on inputs that once broke them, those that are not right by name."""
+    """Return what results are on inputs that once broke them, those that are not right in mixed precision by name."""
     lines = list[str]()
     for row in corpora:
         verdicts = row["verdicts"]
         if not verdicts:
             continue
         right = sum(verdict == "right" for verdict in verdicts.values())
-        rest = "; ".join(f"`{name}`: {verdict}" for name, verdict in verdicts.items() if verdict != "right")
-        text = f"Of the {len(verdicts)} {row['corpus']}, {right} are right on the inputs that once broke them. {rest}."
+        others = dict[str, list[str]]()
+        for name, verdict in verdicts.items():
+            if verdict != "right":
+                others.setdefault(verdict.rstrip("."), []).append(f"`{name}`")
+        rest = "".join(f" {', '.join(names)}: {verdict}." for verdict, names in others.items())
+        text = f"Of the {len(verdicts)} {row['corpus']}, {right} are right on the inputs that once broke them.{rest}"
         lines += ["", fill(text, WIDTH)]
     return lines
 
@@ -169,7 +190,7 @@ def _source(results: Facts) -> list[str]:
 
 
 def _share(number: float) -> str:
-    return f"{100 * number:.2g} %"
+    return f"{float(f'{100 * number:.2g}'):g} %"
 
 
 def _short(number: float | None) -> str:

@@ -5,8 +5,6 @@ from itertools import pairwise
 from typing import Any
 
 FLOAT16_MAX = 65_504.0
-MADE_HARD = "made to be hard"
-"""What the failure of a result says if stress alone shows it."""
 MOST_LISTED = "_MOST"
 """What limits the values that reports list by their headroom, in onnxamp._numerics.rooms."""
 HEADROOM = (0.01, 0.1, 0.5)

@@ -225,12 +225,26 @@ def test_what_no_sample_needs_in_float32_is_a_false_alarm(tmp_path: Path) -> Non
 
     model = FOLDER.parent / "models" / "decoder.onnx"
     onnx.save(onnxamp.convert_model(model, keep_high=["decoder/0/.*"]), tmp_path / "low.onnx")
-    found = false_alarms.false_alarms(model, tmp_path / "low.onnx", 0.1, by_stress=True)
+    found = false_alarms.false_alarms(model, tmp_path / "low.onnx", 0.1, reason="stress")
     assert found["hazards"][0]["hazard"] == "position"
     kept = found["validation"]
     assert kept["reason"] == "stress"
     assert not kept["fails"]
     assert 0.1 < kept["share"] < found["low"] < 1
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        ("Output 'y': relative L2 error is 0.013; the limit is 0.01.", "samples"),
+        ("With N=2048: Output 'y': relative L2 error is 0.016; the limit is 0.01.", "coverage"),
+        ("With 2 inputs made to be hard: Output 'y': Inf where the reference is finite.", "stress"),
+    ],
+)
+def test_failures_are_told_apart(failure: str, reason: str) -> None:
+    import false_alarms
+
+    assert false_alarms.reason_of(failure) == reason
 
 
 def with_two_hazards() -> onnx.ModelProto:
@@ -260,10 +274,21 @@ def test_hazards_that_samples_need_are_told_from_others(tmp_path: Path) -> None:
 
     onnx.save(with_two_hazards(), tmp_path / "model.onnx")
     onnxamp.convert_file(tmp_path / "model.onnx", tmp_path / "low.onnx")
-    found = false_alarms.false_alarms(tmp_path / "model.onnx", tmp_path / "low.onnx", 0.0, by_stress=False)
+    found = false_alarms.false_alarms(tmp_path / "model.onnx", tmp_path / "low.onnx", 0.0)
     needed = {row["hazard"]: (row["fails"], row["samples"]) for row in found["hazards"] if row["share"] > 0}
     assert needed["constant range"] == (True, 1)
     assert needed["epsilon"] == (False, 1)
+
+
+def test_samples_on_which_the_result_fails_as_well_say_nothing(tmp_path: Path) -> None:
+    from false_alarms import Trials, Variant
+
+    model = with_two_hazards()
+    onnx.save(model, tmp_path / "model.onnx")
+    good, bad = (onnxamp.convert_model(model, force_low=low, strict_options=False) for low in ([], ["raised", "y"]))
+    trials = Trials(tmp_path / "model.onnx")
+    assert trials.on(Variant(bad, {}, good), 0.0) == {"fails": True, "samples": 1}
+    assert trials.on(Variant(bad, {}, bad), 0.0) == {"fails": False, "samples": 1}
 
 
 def test_a_corpus_is_summed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
