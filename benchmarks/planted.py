@@ -45,20 +45,26 @@ class Seeded(NamedTuple):
     value: str
 
 
-def _drawn(g: Graph, *shape: int, fan_in: int, gain: float = 1.0) -> str:
+def drawn(g: Graph, *shape: int, fan_in: int, gain: float = 1.0) -> str:
+    """Return a weight of normal numbers."""
     draw = np.random.default_rng((g.seed, len(g.tensors)))
     return g.constant((draw.standard_normal(shape) * gain / fan_in**0.5).astype(np.float32))
 
 
 def _relu(g: Graph, x: str, inner: int, outer: int) -> str:
-    return g.op("Relu", g.op("MatMul", x, _drawn(g, inner, outer, fan_in=inner)))
+    return g.op("Relu", g.op("MatMul", x, drawn(g, inner, outer, fan_in=inner)))
 
 
-def _ended(g: Graph, value: str, tail: str, inputs: list[int], outputs: list[int]) -> Seeded:
+def ended(g: Graph, tail: str, inputs: list[int], outputs: list[int]) -> ModelProto:
+    """Return a network from ``x`` to ``y``."""
     ports = [("x", TensorProto.FLOAT, inputs)]
     model = g.model(ports, [(tail, "y", TensorProto.FLOAT, outputs)])
     model.opset_import[0].version = MIN_OPSET
-    return Seeded(model, value)
+    return model
+
+
+def _ended(g: Graph, value: str, tail: str, inputs: list[int], outputs: list[int]) -> Seeded:
+    return Seeded(ended(g, tail, inputs, outputs), value)
 
 
 def dense(seed: int, gain: float) -> Seeded:
@@ -67,7 +73,7 @@ def dense(seed: int, gain: float) -> Seeded:
     x = "x"
     for _ in range(3):
         x = _relu(g, x, width, width)
-    value = g.op("MatMul", x, _drawn(g, width, width, fan_in=width, gain=gain))
+    value = g.op("MatMul", x, drawn(g, width, width, fan_in=width, gain=gain))
     tail = g.op("Mul", g.op("Relu", value), g.constant(SMALL))
     return _ended(g, value, tail, [1, width], [1, width])
 
@@ -78,7 +84,7 @@ def pointwise(seed: int, gain: float) -> Seeded:
     x = "x"
     for number in range(4):
         scale = gain if number == 3 else 1.0  # the last one
-        value = g.op("Conv", x, _drawn(g, width, width, 1, 1, fan_in=width, gain=scale))
+        value = g.op("Conv", x, drawn(g, width, width, 1, 1, fan_in=width, gain=scale))
         x = g.op("Relu", value)
     shape = [1, width, 1, 1]
     return _ended(g, value, g.op("Mul", x, g.constant(SMALL)), shape, shape)
@@ -87,11 +93,11 @@ def pointwise(seed: int, gain: float) -> Seeded:
 def scores(seed: int, gain: float) -> Seeded:
     """Return attention whose scores are scaled after the product."""
     g, width, length = Graph(seed), 64, 16
-    query = g.op("MatMul", "x", _drawn(g, width, width, fan_in=width))
-    key = g.op("MatMul", "x", _drawn(g, width, width, fan_in=width, gain=gain))
+    query = g.op("MatMul", "x", drawn(g, width, width, fan_in=width))
+    key = g.op("MatMul", "x", drawn(g, width, width, fan_in=width, gain=gain))
     value = g.op("MatMul", query, g.op("Transpose", key, perm=[0, 2, 1]))
     weights = g.op("Softmax", g.op("Mul", value, g.constant(SMALL)), axis=-1)
-    tail = g.op("MatMul", weights, g.op("MatMul", "x", _drawn(g, width, width, fan_in=width)))
+    tail = g.op("MatMul", weights, g.op("MatMul", "x", drawn(g, width, width, fan_in=width)))
     shape = [1, length, width]
     return _ended(g, value, tail, shape, shape)
 
@@ -103,7 +109,7 @@ def residual(seed: int, gain: float) -> Seeded:
     for number in range(4):
         inner = _relu(g, x, width, 2 * width)
         scale = gain if number == 3 else 1.0  # the last one
-        x = g.op("Add", x, g.op("MatMul", inner, _drawn(g, 2 * width, width, fan_in=2 * width, gain=scale)))
+        x = g.op("Add", x, g.op("MatMul", inner, drawn(g, 2 * width, width, fan_in=2 * width, gain=scale)))
     tail = g.op("LayerNormalization", x, g.scale(width), g.bias(width))
     shape = [1, 8, width]
     return _ended(g, x, tail, shape, shape)
@@ -113,10 +119,10 @@ def gated(seed: int, gain: float) -> Seeded:
     """Return a gated MLP, whose product of gate and value is planted."""
     g, width, inner = Graph(seed), 64, 128
     x = _relu(g, "x", width, width)
-    gate = g.op("MatMul", x, _drawn(g, width, inner, fan_in=width))
-    up = g.op("MatMul", x, _drawn(g, width, inner, fan_in=width, gain=gain))
+    gate = g.op("MatMul", x, drawn(g, width, inner, fan_in=width))
+    up = g.op("MatMul", x, drawn(g, width, inner, fan_in=width, gain=gain))
     value = g.op("Mul", g.op("Mul", gate, g.op("Sigmoid", gate)), up)
-    tail = g.op("MatMul", value, _drawn(g, inner, width, fan_in=inner, gain=SMALL))
+    tail = g.op("MatMul", value, drawn(g, inner, width, fan_in=inner, gain=SMALL))
     shape = [1, 8, width]
     return _ended(g, value, tail, shape, shape)
 
@@ -126,29 +132,29 @@ def images(seed: int, gain: float) -> Seeded:
     g, width, side = Graph(seed), 16, 16
     x, channels = "x", 3
     for _ in range(3):
-        x = g.op("Conv", x, _drawn(g, width, channels, 3, 3, fan_in=channels * 9 // 2), pads=[1, 1, 1, 1])
+        x = g.op("Conv", x, drawn(g, width, channels, 3, 3, fan_in=channels * 9 // 2), pads=[1, 1, 1, 1])
         x = g.op("BatchNormalization", x, g.scale(width), g.bias(width), g.bias(width), g.scale(width))
         x, channels = g.op("Relu", x), width
-    value = g.op("Conv", x, _drawn(g, width, width, 3, 3, fan_in=width * 9, gain=gain), pads=[1, 1, 1, 1])
+    value = g.op("Conv", x, drawn(g, width, width, 3, 3, fan_in=width * 9, gain=gain), pads=[1, 1, 1, 1])
     return _ended(g, value, g.op("Mul", value, g.constant(SMALL)), [1, 3, side, side], [1, width, side, side])
 
 
 def pooled(seed: int, gain: float) -> Seeded:
     """Return sums over all pixels of an image."""
     g, width, side = Graph(seed), 16, 12
-    x = g.op("Relu", g.op("Conv", "x", _drawn(g, width, 3, 3, 3, fan_in=27), pads=[1, 1, 1, 1]))
-    x = g.op("Conv", x, _drawn(g, width, width, 3, 3, fan_in=width * 9, gain=gain), pads=[1, 1, 1, 1])
+    x = g.op("Relu", g.op("Conv", "x", drawn(g, width, 3, 3, 3, fan_in=27), pads=[1, 1, 1, 1]))
+    x = g.op("Conv", x, drawn(g, width, width, 3, 3, fan_in=width * 9, gain=gain), pads=[1, 1, 1, 1])
     value = g.op("ReduceSum", x, g.constant([2, 3], np.int64), keepdims=0)
-    tail = g.op("MatMul", value, _drawn(g, width, 10, fan_in=width, gain=SMALL))
+    tail = g.op("MatMul", value, drawn(g, width, 10, fan_in=width, gain=SMALL))
     return _ended(g, value, tail, [1, 3, side, side], [1, 10])
 
 
 def bilinear(seed: int, gain: float) -> Seeded:
     """Return sums of products of two projections, as recommenders take them."""
     g, width, factors = Graph(seed), 64, 32
-    left, right = (g.op("MatMul", "x", _drawn(g, width, factors, fan_in=width)) for _ in range(2))
+    left, right = (g.op("MatMul", "x", drawn(g, width, factors, fan_in=width)) for _ in range(2))
     product = g.op("Mul", left, right)
-    value = g.op("MatMul", product, _drawn(g, factors, 16, fan_in=factors, gain=gain))
+    value = g.op("MatMul", product, drawn(g, factors, 16, fan_in=factors, gain=gain))
     return _ended(g, value, g.op("Mul", value, g.constant(SMALL)), [4, width], [4, 16])
 
 

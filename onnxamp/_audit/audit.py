@@ -25,7 +25,7 @@ from onnxamp._audit.opening import broken_by_optimizers
 from onnxamp._audit.releases import loads_from, release_faults, wrong_results
 from onnxamp._audit.weights import scales_at_risk, weight_findings, weight_types
 from onnxamp._base.errors import ModelError, OpsetError
-from onnxamp._convert.causes import decomposed
+from onnxamp._convert.hints import decomposed
 from onnxamp._facts.dtypes import FLOAT, LOW_TENSORS
 from onnxamp._facts.targets import check_target
 from onnxamp._graph.graph import Graph

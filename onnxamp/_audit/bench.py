@@ -35,10 +35,10 @@ from onnxamp._model.sources import unchanged_sources
 from onnxamp._numerics.saturation import Saturation, may_saturate, saturation_of
 from onnxamp._runtime.building import OPENED, load_file
 from onnxamp._runtime.engines import CudaEngine, Engine, choose_engine
-from onnxamp._runtime.flow import take_weights
 from onnxamp._runtime.random_inputs import random_inputs
 from onnxamp._runtime.samples import draw_of
 from onnxamp._runtime.session import Provider, assigned_nodes, bind, make_session
+from onnxamp._runtime.shell import take_weights
 from onnxamp._runtime.sizes import listed
 from onnxamp._runtime.starting import (
     disabled_sentence,

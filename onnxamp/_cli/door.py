@@ -133,8 +133,8 @@ def _formatted(
 def _text(error: Exception, code: int, form: str) -> str:
     """Return an error in a format; "" for people."""
     # They import rich and every report, and few commands fail.
+    from onnxamp._report.console import fitted  # noqa: PLC0415
     from onnxamp._report.formats import document, error_markdown  # noqa: PLC0415
-    from onnxamp._report.terminal import fitted  # noqa: PLC0415
 
     sentence = _sentence(error)
     if form == "json":

@@ -10,13 +10,9 @@ from onnxamp._base.errors import OpsetError
 from onnxamp._cli.common import Given, options_of, show, tell
 from onnxamp._convert.analysis import Decided
 from onnxamp._convert.cast_trace import CastTrace, trace_casts
-from onnxamp._convert.causes import (
-    batch_norm_hint,
-    cost_sentences,
-    fold_hint,
-    opset_hint,
-)
+from onnxamp._convert.causes import cost_sentences
 from onnxamp._convert.convert import decide
+from onnxamp._convert.hints import batch_norm_hint, fold_hint, opset_hint
 from onnxamp._convert.misspelled import refuse_misspelled
 from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._convert.summary import summarize

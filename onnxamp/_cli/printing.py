@@ -7,9 +7,10 @@ import click
 
 from onnxamp._base.errors import printable
 from onnxamp._cli.door import note_report, printing
+from onnxamp._report.console import fitted, is_screen, make_console
 from onnxamp._report.formats import as_markdown, document
 from onnxamp._report.parts import Report
-from onnxamp._report.terminal import fitted, is_screen, make_console, print_report
+from onnxamp._report.terminal import print_report
 from onnxamp._runtime.session import idle_gpu
 
 

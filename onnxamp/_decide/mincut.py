@@ -23,9 +23,14 @@ if TYPE_CHECKING:
 INFINITE = -1
 """Capacity of an arc that must not be cut."""
 
-# Question q is vertex q + 2, after the two poles.
-_SOURCE = 0
-_SINK = 1
+LOW = -2
+"""A question that is settled: low."""
+HIGH = -1
+"""A question that is settled: high."""
+
+# Question q is vertex q + 2, so that settled questions are the two poles.
+_SOURCE = LOW + 2
+_SINK = HIGH + 2
 _INT32_MAX = 2**31 - 1
 _SMALL = 16_384
 """Arcs up to which solving in Python takes less time than importing scipy."""
@@ -57,8 +62,13 @@ class Network:
         return Network(self.size, self._arcs)
 
     def arc(self, low: int, high: int, cost: int) -> None:
-        """Charge ``cost`` (or INFINITE) if ``low`` is low and ``high`` is high."""
-        if cost and low != high:
+        """Charge ``cost`` (or INFINITE) if ``low`` is low and ``high`` is high; either may be LOW or HIGH.
+
+        What is settled on both sides costs the same in every cut, so it is left out.
+        """
+        is_paid_never = low in (high, HIGH) or high == LOW
+        is_paid_always = low == LOW and high == HIGH
+        if cost and not is_paid_never and not is_paid_always:
             self._arcs.append((low + 2, high + 2, cost))
 
     def differ(self, one: int, other: int, cost: int) -> None:
@@ -95,30 +105,12 @@ class Network:
         if not any(tail == _SOURCE for tail, _, _ in self._arcs):
             return Cut(low, 0)
         tails, heads, costs, infinite = self._combined()
+        costs = _scaled(costs)
         total = int(costs.sum())
-        if total >= _INT32_MAX:
-            # Half of the range, because rounding small costs up to 1 adds to the total.
-            scale = (_INT32_MAX // 2) / total
-            costs = np.where(
-                costs > 0, np.maximum(1, (costs * scale).astype(np.int64)), 0
-            )
-            total = int(costs.sum())
-            if total >= _INT32_MAX:
-                raise InternalError(
-                    f"A network of {len(costs)} arcs is too large for int32 capacities."
-                )
         # More than all finite costs together is as good as infinite, and shows below that a cut had to pay it.
         capacities = np.where(infinite, total + 1, costs).astype(np.int32)
         rest = _reduced(self.size + 2, tails, heads, capacities, total + 1)
-        has_scipy = find_spec("scipy") is not None
-        # Each phase makes the shortest path longer, so without scipy, one per vertex is enough to end.
-        phases = _PHASES if has_scipy else rest.size
-        # Dinic's algorithm only saves the import of scipy: once that is done, scipy solves all sizes.
-        is_small = len(rest.capacities) <= small and "scipy.sparse" not in sys.modules
-        is_small = is_small or not has_scipy
-        arguments = rest.size, rest.tails, rest.heads, rest.capacities
-        solution = _dinic(*arguments, total + 1, phases) if is_small else None
-        flow, found = solution or _maximum_flow(*arguments)
+        flow, found = _solved(rest, total + 1, small)
         flow += rest.flow
         reached = np.concatenate((rest.low, rest.vertices[found]))
         if flow > total:
@@ -146,6 +138,26 @@ class Network:
             np.where(infinite, 0, summed),
             infinite,
         )
+
+
+def _scaled(costs: "NDArray[Any]") -> "NDArray[Any]":
+    """Return costs whose sum is an int32: as they are, or scaled down, each to at least 1.
+
+    Raises:
+        InternalError: there are too many.
+    """
+    total = int(costs.sum())
+    if total < _INT32_MAX:
+        return costs
+    # Half of the range, because rounding small costs up to 1 adds to the total.
+    scale = (_INT32_MAX // 2) / total
+    scaled = np.maximum(1, (costs * scale).astype(np.int64))
+    scaled = np.where(costs > 0, scaled, 0)
+    if int(scaled.sum()) >= _INT32_MAX:
+        raise InternalError(
+            f"A network of {len(costs)} arcs is too large for int32 capacities."
+        )
+    return scaled
 
 
 class Cut(NamedTuple):
@@ -229,6 +241,27 @@ def _reduced(
     )
 
 
+def _solved(rest: _Rest, infinite: int, small: int) -> "tuple[int, NDArray[Any]]":
+    """Return the value of the flow, and the vertices that the source reaches in the residual graph.
+
+    Args:
+        rest: the network.
+        infinite: capacity of the arcs that must not be cut.
+        small: number of arcs up to which Dinic's algorithm is tried first.
+    """
+    has_scipy = find_spec("scipy") is not None
+    # Dinic's algorithm only saves the import of scipy: once that is done, scipy solves all sizes.
+    is_small = len(rest.capacities) <= small and "scipy.sparse" not in sys.modules
+    if is_small or not has_scipy:
+        # Each phase makes the shortest path longer, so without scipy, one per vertex is enough to end.
+        phases = _PHASES if has_scipy else rest.size
+        arguments = rest.size, rest.tails, rest.heads, rest.capacities
+        solution = _dinic(*arguments, infinite, phases)
+        if solution is not None:
+            return solution
+    return _maximum_flow(rest.size, rest.tails, rest.heads, rest.capacities)
+
+
 def _maximum_flow(
     size: int, tails: "NDArray[Any]", heads: "NDArray[Any]", capacities: "NDArray[Any]"
 ) -> "tuple[int, NDArray[Any]]":
@@ -263,32 +296,71 @@ def _dinic(
 
     Vertices that arcs of ``infinite`` capacity join to the source or the sink are merged with it.
     """
-    arcs: list[list[int]] = [[] for _ in range(size)]
-    # Arc 2k and its reverse 2k + 1 are neighbors, so that arc ^ 1 is the reverse of either.
-    ends = list[int]()
-    left = list[int]()
     joins = capacities == infinite
     pinned = _pinned(zip(tails[joins].tolist(), heads[joins].tolist(), strict=True))
     merged = np.arange(size)
     merged[list(pinned)] = list(pinned.values())
-    tails = merged[tails]
-    heads = merged[heads]
-    open_arcs = (tails != heads) & (tails != _SINK) & (heads != _SOURCE)
-    columns = (column[open_arcs].tolist() for column in (tails, heads, capacities))
-    for tail, head, capacity in zip(*columns, strict=True):
-        arcs[tail].append(len(ends))
-        arcs[head].append(len(ends) + 1)
-        ends += (head, tail)
-        left += (capacity, 0)
+    residual = _Residual(size, merged[tails], merged[heads], capacities)
     flow = 0
     for _ in range(phases):
-        levels = _levels(size, arcs, ends, left)
+        levels = residual.levels()
         if levels[_SINK] < 0:
             low = [vertex for vertex, side in pinned.items() if side == _SOURCE]
-            return flow, np.asarray(
-                [*low, *(vertex for vertex in range(size) if levels[vertex] >= 0)]
-            )
-        untried = [iter(outgoing) for outgoing in arcs]
+            low += [vertex for vertex in range(size) if levels[vertex] >= 0]
+            return flow, np.asarray(low)
+        flow += residual.push(levels)
+    return None
+
+
+class _Residual:
+    """The capacities that a flow leaves.
+
+    Attributes:
+        arcs: vertex -> the arcs that begin there.
+        ends: arc -> the vertex where it ends.
+        left: arc -> its capacity that is left.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        tails: "NDArray[Any]",
+        heads: "NDArray[Any]",
+        capacities: "NDArray[Any]",
+    ) -> None:
+        self.arcs: list[list[int]] = [[] for _ in range(size)]
+        self.ends = list[int]()
+        self.left = list[int]()
+        is_open = (tails != heads) & (tails != _SINK) & (heads != _SOURCE)
+        columns = (column[is_open].tolist() for column in (tails, heads, capacities))
+        # Arc 2k and its reverse 2k + 1 are neighbors, so that arc ^ 1 is the reverse of either.
+        for tail, head, capacity in zip(*columns, strict=True):
+            self.arcs[tail].append(len(self.ends))
+            self.arcs[head].append(len(self.ends) + 1)
+            self.ends += (head, tail)
+            self.left += (capacity, 0)
+
+    def levels(self) -> list[int]:
+        """Return the distance of each vertex from the source, -1 if there is no path."""
+        arcs, ends, left = self.arcs, self.ends, self.left
+        levels = [-1] * len(arcs)
+        levels[_SOURCE] = 0
+        frontier = [_SOURCE]
+        while frontier:
+            further = []
+            for vertex in frontier:
+                for arc in arcs[vertex]:
+                    if left[arc] and levels[ends[arc]] < 0:
+                        levels[ends[arc]] = levels[vertex] + 1
+                        further.append(ends[arc])
+            frontier = further
+        return levels
+
+    def push(self, levels: list[int]) -> int:
+        """Push flow along shortest paths until each of them has a full arc, and return how much. Levels are used up."""
+        ends, left = self.ends, self.left
+        untried = [iter(outgoing) for outgoing in self.arcs]
+        flow = 0
         path: list[int] = []
         vertex = _SOURCE
         while True:
@@ -310,10 +382,9 @@ def _dinic(
                     break
             else:
                 if not path:
-                    break
+                    return flow
                 levels[vertex] = -2  # a dead end
                 vertex = ends[path.pop() ^ 1]
-    return None
 
 
 def _pinned(joins: "Iterable[tuple[int, int]]") -> dict[int, int]:
@@ -332,21 +403,3 @@ def _pinned(joins: "Iterable[tuple[int, int]]") -> dict[int, int]:
                     pinned[vertex] = side
                     stack.append(vertex)
     return pinned
-
-
-def _levels(
-    size: int, arcs: list[list[int]], ends: list[int], left: list[int]
-) -> list[int]:
-    """Return the distance of each vertex from the source in the residual graph, -1 if there is no path."""
-    levels = [-1] * size
-    levels[_SOURCE] = 0
-    frontier = [_SOURCE]
-    while frontier:
-        further = []
-        for vertex in frontier:
-            for arc in arcs[vertex]:
-                if left[arc] and levels[ends[arc]] < 0:
-                    levels[ends[arc]] = levels[vertex] + 1
-                    further.append(ends[arc])
-        frontier = further
-    return levels

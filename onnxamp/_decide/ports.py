@@ -1,4 +1,4 @@
-"""Precision variables, the variable of every port of a graph, and nodes whose precision follows from that of neighbors.
+"""Precision variables, and the variable of every port of a graph.
 
 A *variable* is one question: low precision or float32? Each port of the graph holds the index of a variable, or one of
 the constants below if there is nothing to decide.
@@ -7,27 +7,24 @@ the constants below if there is nothing to decide.
 from collections.abc import (
     Callable,
     Collection,
-    Container,
-    Iterator,
     Mapping,
     Sequence,
 )
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple, TypeAlias
 
+from onnxamp._decide import mincut
 from onnxamp._facts.dtypes import Format, holds_float, retyped
 from onnxamp._facts.ops import op_facts, type_giver
 from onnxamp._facts.signature import Port, Signature
-from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import record
 
-HIGH: Final = -1
+HIGH: Final = mincut.HIGH
 """The port is float32, regardless of the cut."""
-LOW: Final = -2
+LOW: Final = mincut.LOW
 """The port is already low precision: next to a Cast of the original model, or a graph input that is to be low."""
 NONE: Final = -3
 """The port holds no float32."""
@@ -177,6 +174,10 @@ class PortVariables(NamedTuple):
         """Return the variable that decides for this one; HIGH, LOW and NONE map to themselves."""
         return self.roots[variable] if variable >= 0 else variable
 
+    def roots_of_ports(self) -> list[int]:
+        """Return :meth:`root` by variable, for loops over all ports: HIGH, LOW and NONE count from the end."""
+        return [*self.roots, NONE, LOW, HIGH]
+
     def enters_low(self, value: int) -> bool:
         """Return whether a value enters in low precision, as it is or at the user's request."""
         produced = self.produced[value]
@@ -199,93 +200,3 @@ class PortVariables(NamedTuple):
         if value in node.outputs:
             found.add(self.produced[value])
         return {variable for variable in found if variable >= 0}
-
-
-def followers(
-    graph: Graph,
-    ports: PortVariables,
-    high: AbstractSet[int],
-    settled: Container[int],
-) -> frozenset[int]:
-    """Return the nodes that may be low and read only low precision, apart from single numbers; exact ops are left out.
-
-    Complexity: linear in nodes.
-
-    Args:
-        graph: the prepared model.
-        ports: the precision variables.
-        high: variables that are float32.
-        settled: nodes that are low in any case if they have no such variable.
-    """
-    low = set[int]()
-    found = set[int]()
-    # Producers come first, so one pass sees whether everything that a node reads is low.
-    for node in graph.order:
-        roots = ports.deciding(node.index)
-        if not roots or not high.isdisjoint(roots):
-            continue
-        read = [
-            value
-            for _, value in graph.float_inputs(node)
-            if graph.constants.scalar(value) is None
-        ]
-        is_follower = bool(read) and low.issuperset(read)
-        if node.index in settled:
-            low.update(node.outputs)
-        elif is_follower:
-            low.update(node.outputs)
-            found.add(node.index)
-    return frozenset(found - graph.exact)
-
-
-def stranded(
-    graph: Graph,
-    ports: PortVariables,
-    hard: AbstractSet[int],
-    settled: AbstractSet[int],
-) -> frozenset[int]:
-    """Return the exact ops between nodes without a low-precision kernel, where low precision would only add Casts.
-
-    Complexity: linear in ports.
-
-    Args:
-        graph: the prepared model.
-        ports: the precision variables.
-        hard: variables that the target forces to float32.
-        settled: variables that the user settled.
-    """
-    pinned = hard | settled
-    given = {value.index for value in graph.overridable()} | {*graph.scopes[0].inputs}
-    found = set[int]()
-    for index in graph.exact & ports.of_node.keys():
-        around = {
-            ports.root(variable) in hard
-            for variable in _sides(graph, ports, given, index)
-            if variable != HIGH
-        }
-        if around == {True} and pinned.isdisjoint(ports.deciding(index)):
-            found.add(index)
-    return frozenset(found)
-
-
-def _sides(
-    graph: Graph, ports: PortVariables, given: Container[int], index: int
-) -> Iterator[int]:
-    """Yield the variables of producers and consumers of a node's values, except weights that the user does not lower.
-
-    Inputs and outputs of the model count as nodes that cast them, which exist after conversion.
-    """
-    node = graph.nodes[index]
-    for value in node.inputs:
-        if value in ports.free or ports.produced[value] == NONE:
-            continue
-        variable = ports.produced[value]
-        is_made = graph.producer(value) is not None or value in given
-        if is_made or variable in ports.requested_low:
-            yield variable
-    for value in node.outputs:
-        for reader, port in graph.uses[value]:
-            if ports.consumed[reader][port] != NONE:
-                yield ports.consumed[reader][port]
-        for result in graph.results[value]:
-            yield ports.returned.get(result, HIGH)

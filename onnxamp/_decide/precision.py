@@ -14,26 +14,21 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from onnxamp._decide.mincut import INFINITE, Network
 from onnxamp._decide.pins import Pins
 from onnxamp._decide.ports import HIGH, LOW, NONE
 from onnxamp._decide.problem import Problem
+from onnxamp._decide.unrounded import all_constants, find_unrounded
 from onnxamp._decide.verdicts import Reason, Verdict, told
-from onnxamp._facts.dtypes import (
-    FLOAT,
-    FLOAT32_BYTES,
-    Format,
-    element_name,
-    is_lossless,
-)
+from onnxamp._facts.dtypes import FLOAT, FLOAT32_BYTES, element_name, is_lossless
 from onnxamp._facts.ops import op_facts
 from onnxamp._facts.targets import LAUNCH, MAX_ELEMENTS, target_of
 from onnxamp._graph.determined import loop_trips
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import elements
-from onnxamp._graph.view import ABSENT, Node, Origin
+from onnxamp._graph.view import ABSENT, Node
 from onnxamp._options.values import Level
 
 if TYPE_CHECKING:
@@ -102,47 +97,31 @@ def verdict_on(
     return Verdict(variable, low, reason, "fewest Casts")
 
 
-DUPLICATE = 1
+DUPLICATE: Final = 1
 """Cost of storing a constant twice, once in each precision, in addition to its bytes."""
-_FEWER_BYTES = 2 * DUPLICATE
+_FEWER_BYTES: Final = 2 * DUPLICATE
 """Cost of dequantizing to float32, which writes more bytes. It outweighs a scale that is stored twice, and no Cast."""
-_ACCURACY_CASTS = 64
+_ACCURACY_CASTS: Final = 64
 """Casts that one accuracy charge outweighs. The factor is the same for all values, or else Casts would move to places
 with a small charge, where more of them might be needed."""
 
-_SETTLED = frozenset({LOW, HIGH})
-"""Ports that the cut does not decide."""
-
-_WORTH = 1.5
+_WORTH: Final = 1.5
 """Pairs of Casts that a white-listed product is worth in low precision, if sums have a price. Alone between float32
 nodes it is low precision up to half of the bearable squared error, and among others up to all of it."""
-
-
-def low_constants(graph: Graph, low: Format) -> frozenset[int]:
-    """Return constants that are stored in the low type, and Casts to it from values that either type represents."""
-    stored = {value for value, kind in enumerate(graph.types) if kind == low.tensor}
-    if not stored:
-        return frozenset()
-    free = op_facts().free_sources["Cast"]
-    casts = (node for node in graph.nodes_of({"Cast"}) if node.input(0) != ABSENT)
-    made = {node.outputs[0] for node in casts if graph.types[node.inputs[0]] in free}
-    made |= {node.outputs[0] for node in graph.nodes_of({"Constant"}) if node.outputs}
-    made |= {
-        value for value in stored if graph.values[value].origin is Origin.INITIALIZER
-    }
-    return frozenset(made & stored)
 
 
 class CutProblem:
     """The network of a problem without prices: built once, solved once per set of prices.
 
+    Nodes charge their variables for one precision, see :meth:`charge_nodes`. Values charge their producer and readers
+    for differing, see :meth:`charge_value`.
+
     Attributes:
-        saves: bytes that a number saves in low precision.
         roots: as ``ports.roots``, but constants that follow their only reader have its root. The last entries are those
             of NONE, LOW and HIGH, so that every port has one.
         tied: roots that decide for more than one variable.
-        exactly_high: float32 values, and those that only exact ops compute from them.
-        pure: those of them that carry an accuracy charge.
+        sizes: the number of elements of each value.
+        unrounded: values that low precision would be the first to round.
         twice: variables of nodes that may dequantize twice -> those of their readers, which may disagree.
     """
 
@@ -153,55 +132,54 @@ class CutProblem:
         self.ports = problem.ports
         self.low = problem.options.low
         self.costs = target_of(problem.options.target).costs
-        self.saves = FLOAT32_BYTES - self.low.bytes
-        self.roots = [*self.ports.roots, NONE, LOW, HIGH]
+        self.roots = self.ports.roots_of_ports()
         self.tied = {
             root for variable, root in enumerate(self.ports.roots) if root != variable
         }
-        self.sizes = self.counted()
+        self.sizes = _sizes(self.graph)
         self.trips = self.graph.ask(loop_trips)
-        self.deciding = dict[int, int]()
-        self.known_casts = dict[tuple[int, int], int]()
-        self.known_gains = dict[tuple[int, int], int]()
         self.twice = dict[int, AbstractSet[int]]()
         self.network = Network()
         self.network.add(len(self.ports.variables))
-        self.exactly_high, self.pure = self.purely_high()
-        self.variables()
+        # Large models repeat few sizes and ask for the same nodes with every set of prices.
+        self.known_casts = dict[tuple[int, int], int]()
+        self.known_gains = dict[tuple[int, int], int]()
+        self.known_deciders = dict[int, int]()
+        self.unrounded = find_unrounded(problem, pins, self.heavy())
+        self.add_pins()
+        self.charge_nodes()
         for value, produced in enumerate(self.ports.produced):
             if produced != NONE:
-                self.value(value)
+                self.charge_value(value)
 
     def decide(self, prices: Prices | None = None) -> Decision:
         """Return the cheapest assignment. Complexity: near linear in ports for real graphs."""
         network = self.network.copy()
         if prices is not None:
-            self.measured(network, prices)
+            self.charge_prices(network, prices)
         cut = network.solve()
-        self.agree(cut.low, prices)
+        self.dequantize_once(cut.low, prices)
         roots = self.roots[: len(self.ports.roots)]
         low = cut.low[roots].tolist() if roots else []
         return Decision(low, cut.cost)
 
-    def agree(self, low: "NDArray[np.bool_]", prices: Prices | None) -> None:
-        """Let nodes that may dequantize twice dequantize once, in the precision in which all readers agree."""
-        high = (
-            set() if prices is None else {self.decides(node) for node in prices.high}
-        )
-        for variable, readers in self.twice.items():
-            needed = {one == LOW or (one >= 0 and bool(low[one])) for one in readers}
-            if len(needed) == 1 and variable not in high:
-                low[variable] = needed.pop()
+    # -- nodes -------------------------------------------------------------------------------------------------
 
-    def variables(self) -> None:
-        """Add pins, implications and gains to the network."""
+    def add_pins(self) -> None:
+        """Add the pins and their implications to the network."""
         for root, verdict in self.pins.verdicts.items():
-            self.charge(root, INFINITE, low=not verdict.low)
+            if verdict.low:
+                self.network.charge_high(root, INFINITE)
+            else:
+                self.network.charge_low(root, INFINITE)
         for p, q in self.pins.implies:
             self.network.arc(p, q, INFINITE)
+
+    def charge_nodes(self) -> None:
+        """Charge nodes in float32 the gain or the worth of low precision that they miss, and Casts what they round."""
         for node in self.graph.nodes_of({"Cast"}):
-            self.idle_cast(node)
-            self.widening_cast(node)
+            self.charge_idle_cast(node)
+            self.charge_widening_cast(node)
         for index in self.problem.twofold:
             for root in self.ports.deciding(index):
                 self.network.charge_high(root, _FEWER_BYTES)
@@ -211,11 +189,11 @@ class CutProblem:
         for index in self.ports.of_node:
             for root in self.ports.deciding(index):
                 if root in worthy:
-                    self.product(index, root)
+                    self.charge_product(index, root)
                 elif root in gaining and not self.is_high(joined.get(index, ABSENT)):
                     self.network.charge_high(root, self.gain(self.graph.nodes[index]))
 
-    def product(self, index: int, root: int) -> None:
+    def charge_product(self, index: int, root: int) -> None:
         """Charge a white-listed product its worth if it is float32, and the error of its float16 sum otherwise.
 
         The error costs up to a pair of Casts, as much as the hazard that applies above the limit.
@@ -235,62 +213,106 @@ class CutProblem:
         pins = map(self.pins.verdicts.get, self.ports.deciding(node))
         return any(pin is not None and not pin.low for pin in pins)
 
-    def measured(self, network: Network, prices: Prices) -> None:
-        """Charge each node its error in low precision, and its gain in float32, and what parts fused nodes."""
-        for root, cost in self.by_variable(prices.prices).items():
-            network.charge_low(root, cost)
-        for root, cost in self.by_variable(prices.gains).items():
-            network.charge_high(root, cost)
-        for pair, cost in prices.fusions.items():
-            one, other = map(self.decides, pair)
-            if min(one, other) >= 0:
-                network.differ(one, other, cost)
-        for root in {self.decides(index) for index in prices.high} - self.bound_low:
-            network.charge_low(root, INFINITE)
+    def gain(self, node: Node) -> int:
+        """Return the time that a node saves by moving fewer bytes per element.
 
-    @cached_property
-    def bound_low(self) -> set[int]:
-        """Return variables that no price can keep in float32: those pinned low, those that they imply, and NONE.
-
-        Complexity: linear in implications.
+        It is always less than the pair of Casts that the node might need, so that a gain alone never adds these. Views
+        share memory and move nothing, so their gain only settles ties.
         """
-        implied: dict[int, list[int]] = {}
-        for p, q in self.pins.implies:
-            implied.setdefault(p, []).append(q)
-        found = {NONE}
-        waiting = [root for root, verdict in self.pins.verdicts.items() if verdict.low]
-        while waiting:
-            if (root := waiting.pop()) not in found:
-                found.add(root)
-                waiting += implied.get(root, ())
-        return found
+        trips = self.trips[node.scope]
+        if node.key in op_facts().views:
+            return trips
+        produced, sizes = self.ports.produced, self.sizes
+        counts = [
+            min(sizes[value], MAX_ELEMENTS)
+            for value in (*node.inputs, *node.outputs)
+            if produced[value] != NONE
+        ]
+        key = max(counts, default=0), sum(counts)
+        gain = self.known_gains.get(key)
+        if gain is None:
+            largest, total = key
+            less_than_casts = 2 * self.costs.cast(largest, 1, self.low) - 1
+            saved = (FLOAT32_BYTES - self.low.bytes) * total
+            gain = max(1, min(self.costs.traffic(saved), less_than_casts))
+            self.known_gains[key] = gain
+        return gain * trips
 
-    def by_variable(self, costs: Mapping[int, int]) -> dict[int, int]:
-        """Return the costs of nodes, summed over the variables that decide for them."""
-        totals: dict[int, int] = defaultdict(int)
-        for index, cost in costs.items():
-            if cost and (root := self.decides(index)) != NONE:
-                totals[root] += cost
-        return totals
+    def charge_idle_cast(self, node: Node) -> None:
+        """Charge an original Cast from float32 to float32 if its sides differ: it becomes the Cast between them."""
+        sides = self.ports.of_node.get(node.index, {})
+        if len(sides) == 2:
+            # One unit less than a new Cast, so that the Cast of the model is used where both cost the same.
+            cost = self.cast_cost(node.inputs[0], node.scope) - 1
+            one, other = map(self.ports.root, sides.values())
+            self.network.differ(one, other, cost)
 
-    def decides(self, index: int) -> int:
-        """Return the variable that decides for a node: of its first output that has one, otherwise of an input."""
-        if index not in self.deciding:
-            outputs = self.graph.nodes[index].outputs
-            produced = self.ports.produced
-            variables = [produced[value] for value in outputs]
-            variables += self.ports.of(index)
-            roots = (self.roots[variable] for variable in variables if variable >= 0)
-            self.deciding[index] = next(roots, NONE)
-        return self.deciding[index]
+    def charge_widening_cast(self, node: Node) -> None:
+        """Charge an original Cast from float32 to double for reading a float32 value in low precision."""
+        source = node.input(0)
+        kind = self.graph.types[node.output(0)]
+        if source not in self.unrounded.values or kind in (None, FLOAT):
+            return
+        variable = self.roots[self.ports.consumed[node.index][0]]
+        is_wider = is_lossless(element_name(FLOAT), element_name(kind))
+        if variable >= 0 and is_wider and self.problem.options.level != Level.O3:
+            cost = self.cast_cost(source, node.scope) * _ACCURACY_CASTS
+            self.network.charge_low(variable, cost)
 
-    def counted(self) -> Sequence[int]:
-        """Return the number of elements of each value. Large models repeat few shapes, and each is counted once."""
-        shapes = self.graph.shapes
-        counts = {shape: elements(shape) for shape in set(shapes)}
-        return [*map(counts.__getitem__, shapes)]
+    # -- values ------------------------------------------------------------------------------------------------
 
-    def cast(self, value: int, scope: int) -> int:
+    def charge_value(self, value: int) -> None:
+        """Charge what a value costs if its producer and its readers differ: bytes, a second node, or Casts."""
+        producer = self.roots[self.ports.produced[value]]
+        readers = set(map(self.roots.__getitem__, self.ports.read[value]))
+        readers.discard(producer)
+        if not readers:
+            return
+        if value in self.ports.free and self.is_stored(value):
+            self.charge_weight(producer, readers, self.bytes_saved(value))
+        elif self.is_made_twice(value, producer, readers):
+            self.twice[producer] = readers
+            self.charge_casts(producer, readers, up=DUPLICATE, down=DUPLICATE)
+        else:
+            cost = self.cast_cost(value, self.graph.values[value].scope)
+            is_charged = value in self.unrounded.charged
+            charge = cost * _ACCURACY_CASTS if is_charged else 0
+            self.charge_casts(producer, readers, up=cost + charge, down=cost)
+
+    def charge_casts(
+        self, producer: int, readers: AbstractSet[int], *, up: int, down: int
+    ) -> None:
+        """Charge ``up`` if the producer is low and any reader float32, and ``down`` if it is the other way round."""
+        if producer != HIGH:
+            self.network.arc(producer, self.any_high(readers), up)
+        if producer != LOW:
+            self.network.arc(self.any_low(readers), producer, down)
+
+    def any_high(self, readers: AbstractSet[int]) -> int:
+        """Return a variable that is float32 if any of these is, so that they share the cost of one Cast."""
+        if HIGH in readers:
+            return HIGH
+        undecided = readers - {LOW}
+        if len(undecided) < 2:
+            return next(iter(undecided), LOW)
+        helper = self.network.add()
+        for variable in undecided:
+            self.network.arc(helper, variable, INFINITE)
+        return helper
+
+    def any_low(self, readers: AbstractSet[int]) -> int:
+        """Return a variable that is low if any of these is, as :meth:`any_high`."""
+        if LOW in readers:
+            return LOW
+        undecided = readers - {HIGH}
+        if len(undecided) < 2:
+            return next(iter(undecided), HIGH)
+        helper = self.network.add()
+        for variable in undecided:
+            self.network.arc(variable, helper, INFINITE)
+        return helper
+
+    def cast_cost(self, value: int, scope: int) -> int:
         """Return the cost of a Cast of a value in a scope."""
         key = self.sizes[value], self.trips[scope]
         cost = self.known_casts.get(key)
@@ -298,67 +320,40 @@ class CutProblem:
             cost = self.known_casts[key] = self.costs.cast(*key, self.low)
         return cost
 
-    def idle_cast(self, node: Node) -> None:
-        """Charge an original Cast from float32 to float32 if its sides differ: it becomes the Cast between them."""
-        sides = self.ports.of_node.get(node.index, {})
-        if len(sides) == 2:
-            # One unit less than a new Cast, so that the Cast of the model is used where both cost the same.
-            cost = self.cast(node.inputs[0], node.scope) - 1
-            one, other = map(self.ports.root, sides.values())
-            self.network.differ(one, other, cost)
+    # -- weights -----------------------------------------------------------------------------------------------
 
-    def widening_cast(self, node: Node) -> None:
-        """Charge an original Cast from float32 to double for reading a float32 value in low precision."""
-        source = node.input(0)
-        kind = self.graph.types[node.output(0)]
-        if source not in self.exactly_high or kind in (None, FLOAT):
+    def charge_weight(self, producer: int, readers: set[int], saved: int) -> None:
+        """Charge the bytes that a constant takes beyond those of low precision, in float32 or in both."""
+        reader = max(readers)
+        is_bound = producer in self.tied or producer in self.pins.verdicts
+        if len(readers) == 1 and min(reader, producer) >= 0 and not is_bound:
+            # Nothing else asks for it, so it is never stored twice.
+            self.roots[producer] = reader
+            self.network.charge_high(reader, saved)
             return
-        variable = self.roots[self.ports.consumed[node.index][0]]
-        is_wider = is_lossless(element_name(FLOAT), element_name(kind))
-        if variable >= 0 and is_wider and self.problem.options.level != Level.O3:
-            cost = self.cast(source, node.scope) * _ACCURACY_CASTS
-            self.network.charge_low(variable, cost)
+        self.network.charge_high(producer, saved)
+        # A second copy takes its own bytes: in low precision as many as are saved there, in float32 twice as many.
+        up = DUPLICATE + 2 * saved
+        self.charge_casts(producer, readers, up=up, down=DUPLICATE + saved)
 
-    def gain(self, node: Node) -> int:
-        """Return the time that a node saves by moving fewer bytes per element.
+    def bytes_saved(self, value: int) -> int:
+        """Return the cost of the bytes that a constant saves in low precision; 0 if it does not fit that."""
+        if value in self.problem.unfit:
+            return 0
+        saved = FLOAT32_BYTES - self.low.bytes
+        return self.costs.stored(saved * self.sizes[value])
 
-        It is always less than the pair of Casts that the node might need, so that a gain alone never adds these. Views
-        share memory and move nothing, so their gain only settles ties.
-        """
-        if node.key in op_facts().views:
-            return self.trips[node.scope]
-        produced, sizes = self.ports.produced, self.sizes
-        counts = [
-            min(sizes[value], MAX_ELEMENTS)
-            for value in (*node.inputs, *node.outputs)
-            if produced[value] != NONE
-        ]
-        largest, total = max(counts, default=0), sum(counts)
-        gain = self.known_gains.get((largest, total))
-        if gain is None:
-            pair = 2 * self.costs.cast(largest, 1, self.low) - 1
-            gain = max(1, min(self.costs.traffic(self.saves * total), pair))
-            self.known_gains[largest, total] = gain
-        return gain * self.trips[node.scope]
+    def heavy(self) -> set[int]:
+        """Return the constants that fit low precision and save more there than the launch of a Cast."""
+        stored = filter(self.is_stored, all_constants(self.problem))
+        return {value for value in stored if self.bytes_saved(value) > LAUNCH}
 
-    def value(self, value: int) -> None:
-        """Charge the Casts that the value needs if its producer and its readers differ."""
-        roots = self.roots
-        producer = roots[self.ports.produced[value]]
-        readers = set(map(roots.__getitem__, self.ports.read[value]))
-        readers.discard(producer)
-        if not readers:
-            return
-        if value in self.ports.free and self.is_stored(value):
-            self.weight(producer, readers, self.bytes_saved(value))
-            return
-        if self.is_made_twice(value, producer, readers):
-            self.twice[producer] = readers
-            self.casts(producer, readers, DUPLICATE, DUPLICATE)
-            return
-        cost = self.cast(value, self.graph.values[value].scope)
-        charge = cost * _ACCURACY_CASTS if value in self.pure else 0
-        self.casts(producer, readers, cost + charge, cost)
+    def is_stored(self, value: int) -> bool:
+        """Return whether the value is an initializer or a Constant, of either precision."""
+        producer = self.graph.producer(value)
+        return producer is None or producer.key != "Cast"
+
+    # -- nodes that may dequantize twice -----------------------------------------------------------------------
 
     def is_made_twice(
         self, value: int, producer: int, readers: AbstractSet[int]
@@ -371,9 +366,16 @@ class CutProblem:
         is_twofold = self.graph.values[value].producer in self.problem.twofold
         if not is_twofold or len(readers) < 2 or producer < 0:
             return False
-        return producer not in self.bound and self.chained.isdisjoint(
-            {producer, *readers}
-        )
+        is_chained = not self.chained.isdisjoint({producer, *readers})
+        return producer not in self.bound and not is_chained
+
+    def dequantize_once(self, low: "NDArray[np.bool_]", prices: Prices | None) -> None:
+        """Let nodes that may dequantize twice do so once, in the precision in which all readers agree."""
+        high = set[int]() if prices is None else set(map(self.decider, prices.high))
+        for variable, readers in self.twice.items():
+            needed = {one == LOW or (one >= 0 and bool(low[one])) for one in readers}
+            if len(needed) == 1 and variable not in high:
+                low[variable] = needed.pop()
 
     @cached_property
     def bound(self) -> AbstractSet[int]:
@@ -393,137 +395,59 @@ class CutProblem:
                 found.update(self.ports.deciding(maker.index))
         return found
 
-    def weight(self, producer: int, readers: set[int], saved: int) -> None:
-        """Charge the bytes that a constant takes beyond those of low precision, in float32 or in both."""
-        reader = max(readers)
-        is_bound = producer in self.tied or producer in self.pins.verdicts
-        if len(readers) == 1 and min(reader, producer) >= 0 and not is_bound:
-            # Nothing else asks for it, so it is never stored twice.
-            self.roots[producer] = reader
-            self.network.charge_high(reader, saved)
-            return
-        # A second copy takes its own bytes: in low precision as many as are saved there, in float32 twice as many.
-        self.network.charge_high(producer, saved)
-        self.casts(producer, readers, DUPLICATE + 2 * saved, DUPLICATE + saved)
+    # -- prices ------------------------------------------------------------------------------------------------
 
-    def bytes_saved(self, value: int) -> int:
-        """Return the cost of the bytes that a constant saves in low precision; 0 if it does not fit that."""
-        is_fit = value not in self.problem.unfit
-        return self.costs.stored(self.saves * self.sizes[value]) if is_fit else 0
+    def charge_prices(self, network: Network, prices: Prices) -> None:
+        """Charge each node its error in low precision, and its gain in float32, and what parts fused nodes."""
+        for root, cost in self.by_decider(prices.prices).items():
+            network.charge_low(root, cost)
+        for root, cost in self.by_decider(prices.gains).items():
+            network.charge_high(root, cost)
+        for pair, cost in prices.fusions.items():
+            one, other = map(self.decider, pair)
+            if min(one, other) >= 0:
+                network.differ(one, other, cost)
+        for root in set(map(self.decider, prices.high)) - self.bound_low:
+            network.charge_low(root, INFINITE)
 
-    def casts(
-        self, producer: int, readers: set[int], raise_cost: int, lower_cost: int
-    ) -> None:
-        """Charge one Cast if the producer is low and any reader float32, and one if it is the other way round."""
-        variables = sorted(readers - _SETTLED)
-        if producer >= 0 and len(variables) == len(readers) == 1:
-            # The same as below, for nearly all values.
-            self.network.arc(producer, variables[0], raise_cost)
-            self.network.arc(variables[0], producer, lower_cost)
-            return
-        for up, there, cost in ((True, HIGH, raise_cost), (False, LOW, lower_cost)):
-            if producer == there:
-                continue
-            if there in readers:
-                # One reader needs the Cast in any case; the others share it.
-                if producer >= 0:
-                    self.charge(producer, cost, low=up)
-            elif len(variables) == 1:
-                self.edge(producer, variables[0], cost, up=up)
-            elif variables:
-                # One helper before all readers is cut instead of them, so that they share the cost of one Cast.
-                helper = self.network.add()
-                self.edge(producer, helper, cost, up=up)
-                for variable in variables:
-                    self.edge(helper, variable, INFINITE, up=up)
+    @cached_property
+    def bound_low(self) -> set[int]:
+        """Return variables that no price can keep in float32: those pinned low, those that they imply, and NONE.
 
-    def charge(self, variable: int, cost: int, *, low: bool) -> None:
-        """Charge a variable for being low, or else for being float32."""
-        charge = self.network.charge_low if low else self.network.charge_high
-        charge(variable, cost)
-
-    def edge(self, first: int, second: int, cost: int, *, up: bool) -> None:
-        """Charge if ``first`` is low and ``second`` float32 (``up``), or vice versa."""
-        if first in _SETTLED:
-            self.charge(second, cost, low=not up)
-        elif up:
-            self.network.arc(first, second, cost)
-        else:
-            self.network.arc(second, first, cost)
-
-    def purely_high(self) -> tuple[set[int], set[int]]:
-        """Return values that a float32 source reaches through exact ops alone, and those of them that carry a charge.
-
-        In low precision, such a path would round a float32 value on its way to a float32 reader, so its up-casts carry
-        an accuracy charge. Sources are constants, graph inputs that keep their type, and producers pinned to float32;
-        they carry none. Nor does a path of constants alone, if one of them takes more memory than a Cast is worth: it
-        is rounded once and stored, like any weight. Values that are already low precision count as float32, or a second
-        conversion would charge for less than the first.
+        Complexity: linear in implications.
         """
-        made = [self.roots[variable] for variable in self.ports.produced]
-        high = {root for root, pin in self.pins.verdicts.items() if not pin.low}
-        high.add(HIGH)
-        computed = {value for value, root in enumerate(made) if root in high}
-        computed -= self.ports.free
-        # Shields of an earlier conversion make up-casts of low values.
-        computed -= {
-            self.graph.nodes[index].outputs[0] for index in self.graph.shields
-        }
-        weights = self.graph.ask(low_constants, self.low)
-        stored = {*self.ports.free, *weights, *self.problem.overrides.low_weights}
-        heavy = {value for value in stored if self.is_heavy(value)}
-        reached: set[int] = set()
-        exact, shields = self.graph.exact, self.graph.shields
-        for node in self.graph.order:
-            is_plain = node.key != "Cast" and node.index not in exact
-            # Most nodes are plain, and their variables are those of no exact op.
-            if is_plain and node.index not in shields:
-                of_outputs = map(made.__getitem__, node.outputs)
-                if self.pins.exact.isdisjoint(of_outputs):
-                    continue
-            found = [
-                value
-                for value in node.outputs
-                if value not in computed and self.is_moved(node, value, made)
-            ]
-            if not found or node.key in op_facts().control_flow:
-                continue
-            is_reached = False
-            for values in (computed, stored, heavy):
-                if not values.isdisjoint(node.inputs):
-                    is_reached = True
-                    values.update(found)
-            if is_reached and not self.is_raised(node, weights):
-                reached.update(found)
-        return computed | stored, (reached & computed) | ((reached & stored) - heavy)
+        implied: dict[int, list[int]] = {}
+        for p, q in self.pins.implies:
+            implied.setdefault(p, []).append(q)
+        found = {NONE}
+        waiting = [root for root, verdict in self.pins.verdicts.items() if verdict.low]
+        while waiting:
+            if (root := waiting.pop()) not in found:
+                found.add(root)
+                waiting += implied.get(root, ())
+        return found
 
-    def is_moved(self, node: Node, value: int, made: Sequence[int]) -> bool:
-        """Return whether the value comes from an exact op, now or before a conversion, or from a Cast to or from the
-        low type.
-        """
-        if value == ABSENT:
-            return False
-        if made[value] in self.pins.exact or node.index in self.graph.shields:
-            return True
-        types = self.graph.types
-        if node.key == "Cast":
-            source = node.input(0)
-            sides = {FLOAT, self.low.tensor}
-            return source != ABSENT and {types[value], types[source]} == sides
-        if node.index not in self.graph.exact:
-            return False
-        return types[value] == self.low.tensor
+    def by_decider(self, costs: Mapping[int, int]) -> dict[int, int]:
+        """Return the costs of nodes, summed over the variables that decide for them."""
+        totals: dict[int, int] = defaultdict(int)
+        for index, cost in costs.items():
+            if cost and (root := self.decider(index)) != NONE:
+                totals[root] += cost
+        return totals
 
-    def is_raised(self, node: Node, weights: frozenset[int]) -> bool:
-        """Return whether a Cast raises a low weight, whose value is stored and not rounded on the way."""
-        is_cast = node.key == "Cast" and node.input(0) in weights
-        return is_cast and self.graph.types[node.outputs[0]] == FLOAT
+    def decider(self, index: int) -> int:
+        """Return the variable that decides for a node: of its first output that has one, otherwise of an input."""
+        if index not in self.known_deciders:
+            outputs = self.graph.nodes[index].outputs
+            produced = self.ports.produced
+            variables = [produced[value] for value in outputs]
+            variables += self.ports.of(index)
+            roots = (self.roots[variable] for variable in variables if variable >= 0)
+            self.known_deciders[index] = next(roots, NONE)
+        return self.known_deciders[index]
 
-    def is_heavy(self, value: int) -> bool:
-        """Return whether a constant fits low precision and saves more there than the launch of a Cast."""
-        return self.bytes_saved(value) > LAUNCH and self.is_stored(value)
 
-    def is_stored(self, value: int) -> bool:
-        """Return whether the value is an initializer or a Constant, of either precision."""
-        producer = self.graph.producer(value)
-        return producer is None or producer.key != "Cast"
+def _sizes(graph: Graph) -> Sequence[int]:
+    """Return the number of elements of each value. Large models repeat few shapes, and each is counted once."""
+    counts = {shape: elements(shape) for shape in set(graph.shapes)}
+    return [*map(counts.__getitem__, graph.shapes)]

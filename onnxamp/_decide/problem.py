@@ -25,7 +25,6 @@ from onnxamp._decide.proofs import undisproved
 from onnxamp._decide.quantized_units import bounded_nodes
 from onnxamp._decide.split_products import SUM, split_products, sums_low
 from onnxamp._decide.variables import find_variables
-from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._facts.targets import target_of
 from onnxamp._graph.freedom import Freedom, Typed, deciding_form, freedom
@@ -95,9 +94,7 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
         ContradictionError: two overrides of a node exclude each other.
     """
     check_opset(graph.model, options)
-    low = options.low
-    target = options.target
-    judged = options.level != Level.O0
+    is_judged = options.level != Level.O0
     overrides = find_overrides(graph, options)
     listed = find_listed(graph, options)
     wished = overrides.of_node.keys()
@@ -106,30 +103,18 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
     hazards = list[Hazard]()
     folds = list[tuple[int, int]]()
     groups = list[Sequence[int]]()
-    if judged:
-        masks = _masks(graph, low) if options.hazards else masks
-        # The sentinels of masks that are computed in float32 do not become low.
-        sentinels = [
-            path
-            for path in graph.ask(sentinel_paths, low)
-            if masks.arithmetic.isdisjoint(path)
-        ]
-        folds = [
-            (product, norm)
-            for product, norm in batch_norm_folds(graph, options)
-            if wished.isdisjoint((product, norm)) and norm not in listed.white
-        ]
-        folds += _sums_of_parts(graph, options)
+    if is_judged:
+        masks = _masks(graph, options)
+        sentinels = _sentinels(graph, options, masks)
+        folds = _folds(graph, options, wished, listed)
         hazards = _hazards(graph, options, overrides)
-    if judged and not replayed:
+    if is_judged and not replayed:
         groups += _patterns(graph, wished, listed)
         groups += [*folds, *(sentinels if options.hazards else ())]
-    low_weights = frozenset(overrides.low_weights if judged else ())
+    low_weights = frozenset(overrides.low_weights if is_judged else ())
     ports = find_variables(graph, options, groups, low_weights)
     freedoms = _freedoms(graph, options, ports)
-    is_priced = options.level in (Level.O1, Level.O2) and not options.strict
-    is_priced = is_priced and options.hazards
-    unfit = _unfit(graph, low) if judged and options.hazards else frozenset()
+    unfit = _unfit(graph, options) if is_judged else frozenset[int]()
     # A node that dequantizes twice follows its readers, so nothing else may settle its precision.
     settled = {*wished, *(one.node for one in hazards)}
     return Problem(
@@ -145,12 +130,35 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
         unfit=unfit,
         constant_fed=_constant_fed(graph, unfit, lookups=options.level != Level.O3),
         joined=graph.ask(skip_sums),
-        shares=_shares(graph, options) if is_priced else {},
+        shares=_shares(graph, options),
         twofold=_twofold(graph, options, freedoms) - settled,
-        bounded=graph.ask(bounded_nodes, target),
-        absorbed=frozenset(graph.ask(absorbed_casts, low, target)),
+        bounded=graph.ask(bounded_nodes, options.target),
+        absorbed=frozenset(graph.ask(absorbed_casts, options.low, options.target)),
         masks=masks,
     )
+
+
+def _masks(graph: Graph, options: Options) -> AddedMasks:
+    """Return the masks that may be bounded, if hazards count."""
+    can_bound = options.hazards and may_be_bounded(graph)
+    return bounded_masks(graph, options.low) if can_bound else AddedMasks()
+
+
+def _sentinels(graph: Graph, options: Options, masks: AddedMasks) -> list[list[int]]:
+    """Return the paths of sentinels, apart from those of masks that are computed in float32."""
+    paths = graph.ask(sentinel_paths, options.low)
+    return [path for path in paths if masks.arithmetic.isdisjoint(path)]
+
+
+def _folds(
+    graph: Graph, options: Options, wished: AbstractSet[int], listed: Listed
+) -> list[tuple[int, int]]:
+    """Return the nodes that become one: products with the norms after them, and with the sums of their parts."""
+    folds = list[tuple[int, int]]()
+    for product, norm in batch_norm_folds(graph, options):
+        if wished.isdisjoint((product, norm)) and norm not in listed.white:
+            folds.append((product, norm))
+    return folds + _sums_of_parts(graph, options)
 
 
 def _hazards(graph: Graph, options: Options, overrides: Overrides) -> list[Hazard]:
@@ -170,6 +178,9 @@ def _hazards(graph: Graph, options: Options, overrides: Overrides) -> list[Hazar
 
 def _shares(graph: Graph, options: Options) -> Mapping[int, tuple[HazardKind, float]]:
     """Return the nodes whose error has a price: the kind of the hazard, and the share of what is bearable."""
+    is_priced = options.level in (Level.O1, Level.O2) and not options.strict
+    if not (is_priced and options.hazards):
+        return {}
     shares = dict[int, tuple[HazardKind, float]]()
     for kind in kinds():
         prices = kind.prices(graph, options.low, options.target)
@@ -214,19 +225,16 @@ def _freedoms(
     return found
 
 
-def _unfit(graph: Graph, low: Format) -> frozenset[int]:
-    """Return the constants with numbers out of the range of low precision, sentinels included."""
-    floats = graph.constants.floats().items()
-    return frozenset(
-        value
-        for value, stats in floats
-        if stats and (stats.out_of_range(low) is not None or stats.has_sentinel(low))
-    )
-
-
-def _masks(graph: Graph, low: Format) -> AddedMasks:
-    """Return the masks that may be bounded."""
-    return bounded_masks(graph, low) if may_be_bounded(graph) else AddedMasks()
+def _unfit(graph: Graph, options: Options) -> frozenset[int]:
+    """Return the constants with numbers out of the range of low precision, sentinels included, if hazards count."""
+    low = options.low
+    unfit = set[int]()
+    for value, stats in graph.constants.floats().items() if options.hazards else ():
+        if stats is None:
+            continue
+        if stats.out_of_range(low) is not None or stats.has_sentinel(low):
+            unfit.add(value)
+    return frozenset(unfit)
 
 
 def _twofold(
@@ -252,12 +260,14 @@ def _constant_fed(
     Without ``lookups``, these are only ops on unfit constants, and ops that can be computed beforehand.
     """
     feed = graph.constants.feed
-    return frozenset(
-        node.index
-        for node in graph.at(graph.exact)
-        if feed(node)
-        and (lookups or feed(node, whole=True) or not unfit.isdisjoint(node.inputs))
-    )
+    fed = set[int]()
+    for node in graph.at(graph.exact):
+        if not feed(node):
+            continue
+        is_unfit = not unfit.isdisjoint(node.inputs)
+        if lookups or is_unfit or feed(node, whole=True):
+            fed.add(node.index)
+    return frozenset(fed)
 
 
 def check_opset(model: ModelProto, options: Options) -> None:

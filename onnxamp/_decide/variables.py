@@ -1,90 +1,28 @@
 """The precision variables of a model: one per type parameter of each node, and the ties between them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from itertools import repeat
 
 from onnxamp._decide.builder import builder_of
-from onnxamp._decide.ports import (
-    HIGH,
-    LOW,
-    NONE,
-    Layout,
-    PortVariables,
-    Variable,
-    layout_of,
-)
-from onnxamp._facts.dtypes import FLOAT, Format, holds_float, retyped
+from onnxamp._decide.ports import HIGH, LOW, NONE, Layout, PortVariables, layout_of
+from onnxamp._decide.signature import unfit_defaults
+from onnxamp._decide.ties import TiedVariables
+from onnxamp._facts.dtypes import FLOAT, holds_float, retyped
 from onnxamp._facts.kernels import carries
 from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.index_paths import index_paths
 from onnxamp._graph.view import (
     ABSENT,
     Node,
     Origin,
+    Scope,
     Value,
     body_sources,
     body_targets,
     carried,
 )
-from onnxamp._model.constant_stats import tensor_stats
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
-
-
-def unfit_defaults(graph: Graph, low: Format) -> Mapping[int, str]:
-    """Return initializers that callers may override and whose numbers low precision breaks -> why."""
-    overridable = graph.overridable()
-    # Hardly any model has some, and what follows looks at every node and weight.
-    if not overridable:
-        return {}
-    indices = graph.ask(index_paths).values
-    tensors = {tensor.name: tensor for tensor in graph.model.graph.initializer}
-    found: dict[int, str] = {}
-    for named in overridable:
-        value = named.index
-        if graph.types[value] != FLOAT:
-            continue
-        stats = tensor_stats(tensors[named.name], graph.folder)
-        if stats is None:
-            continue
-        readers = {node.key for node, _ in graph.consumers(value)}
-        is_epsilon = not op_facts().epsilons.isdisjoint(readers)
-        if stats.out_of_range(low) is not None:
-            found[value] = (
-                f"holds {stats.largest_number:.6g}, and {low.name} ends at {low.max_finite:.6g}"
-            )
-        elif is_epsilon and 0 < abs(stats.uniform or 0.0) < low.smallest_normal:
-            found[value] = f"is {stats.uniform:.6g}, which {low.name} cannot hold"
-        elif value in indices and stats.largest > low.exact_integers:
-            found[value] = (
-                f"holds {stats.largest:.6g} and {indices[value]}, and {_counts(low)}"
-            )
-    return found
-
-
-def _counts(low: Format) -> str:
-    """Return a clause about the last exact integer of a format."""
-    return f"{low.name} counts only up to {low.exact_integers}"
-
-
-def signature_warnings(graph: Graph, options: Options) -> Iterator[str]:
-    """Yield warnings about inputs that need not keep their types, but stay in float32 or lose digits."""
-    off = "keep_io_types (--io-types) is off for it"
-    unfit = graph.ask(unfit_defaults, options.low)
-    indices = graph.ask(index_paths).values
-    for value in graph.scopes[0].inputs:
-        named = graph.values[value]
-        if graph.types[value] != FLOAT or options.keeps_io(named.name):
-            continue
-        if value in unfit:
-            yield f"The input {named.name!r} stays in float32, although {off}: its default {unfit[value]}."
-        elif value in indices and named.origin is Origin.INPUT:
-            yield (
-                f"The input {named.name!r} becomes {options.dtype}, since {off}, but it {indices[value]}, and"
-                f" {_counts(options.low)}."
-            )
 
 
 def find_variables(
@@ -104,19 +42,16 @@ def find_variables(
     builder = builder_of(graph, options.target)
     finder = _Finder(graph, options, low_weights, builder.uncast_values())
     for scope in graph.scopes:
-        finder.scope_values(scope.index)
+        finder.add_scope(scope)
     for node in graph.nodes:
-        finder.node(node)
-    finder.results()
-    finder.unexplained()
-    finder.containers()
+        finder.add_node(node)
+    finder.add_results()
+    finder.keep_unexplained()
+    finder.tie_containers()
     for group in groups:
-        joined = list[int]()
-        for index in group:
-            joined += finder.of_node.get(index, {}).values()
-        finder.join(joined)
-    finder.wholes(builder.nodes("whole_bodies"))
-    return finder.finish()
+        finder.tie_nodes(group)
+    finder.tie_bodies(builder.nodes("whole_bodies"))
+    return finder.found()
 
 
 def unknown_floats(graph: Graph, node: Node) -> list[int]:
@@ -137,15 +72,15 @@ def unknown_floats(graph: Graph, node: Node) -> list[int]:
 
 
 class _Finder:
-    """Finds the precision variables of a graph, node by node.
-
-    Args:
-        uncast: values whose Cast the target may reject.
+    """Finds the precision variables of a graph: first those of values and nodes, then the ties between them.
 
     Attributes:
+        uncast: values whose Cast the target may reject.
         sparse: sparse float32 constants, which can be neither converted nor cast.
         kinds: type by value index.
         floats: the types among them that hold float32.
+
+    All others are as in :class:`PortVariables`.
     """
 
     def __init__(
@@ -163,8 +98,7 @@ class _Finder:
         self.low = options.low
         self.kinds = graph.types
         self.floats = frozenset(filter(holds_float, set(self.kinds)))
-        self.variables = list[Variable]()
-        self.parents = list[int]()
+        self.variables = TiedVariables()
         self.produced = [NONE] * (len(graph.values) + 1)
         self.consumed = [[NONE] * len(node.inputs) for node in graph.nodes]
         self.returned = dict[tuple[int, int], int]()
@@ -173,41 +107,31 @@ class _Finder:
         self.lowered = dict[int, int]()
         self.free = set[int]()
         self.sparse = set[int]()
-        self.fixed_high = set[int]()
         self.requested_low = set[int]()
 
-    # -- variables and ties ------------------------------------------------------------------------------------
-
-    def new(self, node: int, *params: str, value: int = ABSENT) -> int:
-        """Add a variable for each parameter, and return the index of the first one."""
-        first = len(self.variables)
-        own = range(first, first + len(params))
-        self.variables += map(Variable, own, repeat(node), params, repeat(value))
-        self.parents += own
-        if node != ABSENT:
-            self.of_node.setdefault(node, {}).update(zip(params, own, strict=True))
-        return first
-
-    def root(self, variable: int) -> int:
-        """Return the variable that decides for this one."""
-        while self.parents[variable] != variable:
-            self.parents[variable] = self.parents[self.parents[variable]]
-            variable = self.parents[variable]
-        return variable
-
-    def tie(self, first: int, second: int) -> None:
-        """Make two variables equal."""
-        # The older one decides, so that the order of ties does not matter.
-        one, other = sorted((self.root(first), self.root(second)))
-        self.parents[other] = one
+    def found(self) -> PortVariables:
+        """Return all variables and ports."""
+        return PortVariables(
+            variables=tuple(self.variables.all),
+            produced=self.produced,
+            consumed=self.consumed,
+            read=self.readers(),
+            returned=self.returned,
+            of_node=self.of_node,
+            free=frozenset(self.free),
+            lowered=self.lowered,
+            roots=self.variables.roots(),
+            layouts=self.layouts,
+            fixed_high=frozenset(self.variables.fixed_high),
+            requested_low=frozenset(self.requested_low),
+        )
 
     def readers(self) -> Sequence[Sequence[int]]:
         """Return the variables that read or return each value, once each. Complexity: linear in ports."""
         found: list[list[int]] = [[] for _ in self.produced]
         for node in self.graph.nodes:
-            for value, variable in zip(
-                node.inputs, self.consumed[node.index], strict=True
-            ):
+            consumed = self.consumed[node.index]
+            for value, variable in zip(node.inputs, consumed, strict=True):
                 if variable != NONE:
                     found[value].append(variable)
         for scope in self.graph.scopes:
@@ -221,36 +145,14 @@ class _Finder:
             for variables in found
         ]
 
-    def finish(self) -> PortVariables:
-        """Return all variables and ports."""
-        return PortVariables(
-            variables=tuple(self.variables),
-            produced=self.produced,
-            consumed=self.consumed,
-            read=self.readers(),
-            returned=self.returned,
-            of_node=self.of_node,
-            free=frozenset(self.free),
-            lowered=self.lowered,
-            # Most variables are tied to none and decide for themselves.
-            roots=[
-                own if parent == own else self.root(own)
-                for own, parent in enumerate(self.parents)
-            ],
-            layouts=self.layouts,
-            fixed_high=frozenset(self.fixed_high),
-            requested_low=frozenset(self.requested_low),
-        )
-
     def is_float(self, value: int) -> bool:
         """Return whether a value holds float32."""
         return self.kinds[value] in self.floats
 
-    # -- ports -------------------------------------------------------------------------------------------------
+    # -- values ------------------------------------------------------------------------------------------------
 
-    def scope_values(self, index: int) -> None:
+    def add_scope(self, scope: Scope) -> None:
         """Assign variables to initializers and graph inputs; inputs of bodies belong to the bodies' owners."""
-        scope = self.graph.scopes[index]
         for named in scope.names.values():
             value = self.graph.values[named]
             if value.origin is Origin.NODE or not self.is_float(named):
@@ -258,11 +160,21 @@ class _Finder:
             self.produced[named] = HIGH
             if value.origin is Origin.SPARSE:
                 self.sparse.add(named)
-            elif value.origin is not Origin.INITIALIZER and index == 0:
+            elif value.origin is not Origin.INITIALIZER and scope.index == 0:
                 self.produced[named] = self.signature_variable(value)
             elif value.origin is Origin.INITIALIZER and not scope.opaque:
-                self.produced[named] = self.new(ABSENT, "value", value=named)
-                self.stored(named)
+                self.add_weight(named)
+
+    def add_weight(self, value: int, node: int = ABSENT) -> None:
+        """Create a variable for an initializer or a Constant: it can be stored in either precision."""
+        # A Constant is known by its node.
+        initializer = value if node == ABSENT else ABSENT
+        (variable,) = self.add(node, ("value",), initializer)
+        self.produced[value] = variable
+        if value in self.low_weights:
+            self.requested_low.add(variable)
+        else:
+            self.free.add(value)
 
     def signature_variable(self, value: Value) -> int:
         """Return the variable of a graph input or output: HIGH unless keep_io_types excludes it, and its default fits.
@@ -283,155 +195,11 @@ class _Finder:
             return HIGH
         if self.kinds[index] == FLOAT and index not in self.uncast:
             return LOW
-        variable = self.new(ABSENT, "signature", value=index)
+        (variable,) = self.add(ABSENT, ("signature",), index)
         self.requested_low.add(variable)
         return variable
 
-    def node(self, node: Node) -> None:
-        """Assign variables to the ports of a node."""
-        key = node.key
-        is_opaque = node.signature is None or self.graph.scopes[node.scope].opaque
-        if (
-            is_opaque
-            or (self.graph.untyped and unknown_floats(self.graph, node))
-            or node.index in self.graph.shields
-        ):
-            self.fixed(node)
-        elif key in self.facts.control_flow:
-            self.control_flow(node)
-        elif key == "Cast":
-            self.cast(node)
-        elif key == "Constant":
-            self.constant(node)
-        else:
-            self.plain(node)
-
-    def fixed(self, node: Node) -> None:
-        """Keep all ports of a node in float32.
-
-        Such nodes have no schema, read or write a value that may be any float, or shield an up-cast from a fusion.
-        """
-        for port, value in enumerate(node.inputs):
-            if self.is_float(value):
-                self.consumed[node.index][port] = HIGH
-        for value in filter(self.is_float, node.outputs):
-            self.produced[value] = HIGH
-
-    def plain(self, node: Node) -> None:
-        """Create a variable for each type parameter that is float32 and that the schema allows to be low."""
-        index = node.index
-        kinds = self.kinds
-        inputs = (*map(kinds.__getitem__, node.inputs),)
-        outputs = (*map(kinds.__getitem__, node.outputs),)
-        layout = self.layouts[index] = layout_of(node, inputs, outputs, self.low)
-        first = self.new(index, *layout.params) if layout.params else NONE
-        if tied := self.facts.tied_parameters.get(node.key):
-            own = self.of_node.get(index, {})
-            self.join([own[param] for param in layout.params if param in tied])
-        consumed = self.consumed[index]
-        for port, place in enumerate(layout.inputs):
-            consumed[port] = place + first if place >= 0 else place
-        for value, place in zip(node.outputs, layout.outputs, strict=True):
-            if place != NONE:
-                self.produced[value] = place + first if place >= 0 else place
-
-    def constant(self, node: Node) -> None:
-        """Create a variable for a Constant: it is free, since it can be stored in either precision."""
-        value = node.output(0)
-        if not self.is_float(value):
-            return
-        if attribute(node.proto, "sparse_value") is not None:
-            self.produced[value] = HIGH
-            self.sparse.add(value)
-        else:
-            self.produced[value] = self.new(node.index, "value")
-            self.stored(value)
-
-    def stored(self, value: int) -> None:
-        """Note that a constant can be stored in either precision, or is to be in the low one."""
-        if value in self.low_weights:
-            self.requested_low.add(self.produced[value])
-        else:
-            self.free.add(value)
-
-    def cast(self, node: Node) -> None:
-        """Assign variables to both sides of an original Cast."""
-        source = node.input(0)
-        result = node.output(0)
-        if ABSENT in (source, result):
-            return
-        before = self.kinds[source]
-        after = self.kinds[result]
-        low = self.low.tensor
-        if before == FLOAT and after == low:
-            stays = self.options.level == Level.O0 or node.key in self.options.black
-            stays |= source in self.uncast and source in self.lowered
-            self.consumed[node.index][0] = HIGH if stays else LOW
-        elif before == FLOAT:
-            self.consumed[node.index][0] = self.new(node.index, "T1")
-        if after != FLOAT:
-            return
-        is_free = before in self.facts.free_sources[node.key]
-        self.produced[result] = HIGH
-        if before == low and source not in self.graph.hidden:
-            self.produced[result] = LOW
-            self.lowered[result] = source
-        elif before == FLOAT or is_free:
-            # From float32, it changes nothing, so each side may have either precision.
-            self.produced[result] = self.new(node.index, "T2")
-        if is_free:
-            self.free.add(result)
-
-    # -- ties --------------------------------------------------------------------------------------------------
-
-    def control_flow(self, node: Node) -> None:
-        """Create one variable per value that enters or leaves the bodies: control flow moves data without rounding."""
-        outer = dict[int, int]()
-        untyped = set[int]()
-        for _, body in node.bodies:
-            scope = self.graph.scopes[body]
-            sources = body_sources(node, len(scope.inputs))
-            inner = {
-                s: scope.inputs[k]
-                for k, s in enumerate(sources)
-                if s >= 0 and self.is_float(scope.inputs[k])
-            }
-            for source, value in inner.items():
-                outer_value = node.input(source)
-                if self.is_float(outer_value):
-                    variable = self.flow(node, f"input {source}", outer_value)
-                    self.consumed[node.index][source] = variable
-                    self.produced[value] = variable
-                else:
-                    # The result of a function that is kept has no known type.
-                    untyped.add(source)
-            targets = body_targets(node, len(scope.outputs))
-            for position, target in enumerate(targets):
-                value = scope.outputs[position]
-                if not 0 <= target < len(node.outputs) or not self.is_float(value):
-                    continue
-                if target not in outer:
-                    outer[target] = self.flow(node, f"output {target}", value)
-                self.returned[body, position] = outer[target]
-                if node.outputs[target] != ABSENT:
-                    self.produced[node.outputs[target]] = outer[target]
-        for source, target in carried(self.graph, node):
-            state = HIGH if source in untyped else self.consumed[node.index][source]
-            self.join([state, outer.get(target, NONE)])
-
-    def flow(self, node: Node, param: str, value: int) -> int:
-        """Return the variable of a value that the node passes on; HIGH if the target's kernel cannot pass it on low."""
-        kind = self.graph.types[value]
-        assert kind is not None
-        assert node.signature is not None
-        low = retyped(kind, self.options.low)
-        is_allowed = any(low in allowed for allowed in node.signature.params.values())
-        movable = is_allowed and carries(
-            self.options.target, node.key, node.signature, low
-        )
-        return self.new(node.index, param) if movable else HIGH
-
-    def results(self) -> None:
+    def add_results(self) -> None:
         """Assign variables to the outputs of the main graph and of opaque bodies."""
         for scope in self.graph.scopes:
             if scope.index != 0 and not scope.opaque:
@@ -447,30 +215,196 @@ class _Finder:
                     variable = self.signature_variable(named)
                 self.returned[scope.index, position] = variable
 
-    def unexplained(self) -> None:
+    def keep_unexplained(self) -> None:
         """Keep values in float32 that only their readers reveal to be floats, after ops of unknown types."""
         for value, variable in enumerate(self.produced):
             if variable == NONE and self.kinds[value] in self.floats:
                 self.produced[value] = HIGH
 
-    def containers(self) -> None:
+    # -- nodes -------------------------------------------------------------------------------------------------
+
+    def add(self, node: int, params: Sequence[str], value: int = ABSENT) -> range:
+        """Add a variable for each parameter of a node, or one for ``value``, and return their indices."""
+        added = self.variables.add(node, params, value)
+        if node != ABSENT:
+            self.of_node.setdefault(node, {}).update(zip(params, added, strict=True))
+        return added
+
+    def add_node(self, node: Node) -> None:
+        """Assign variables to the ports of a node."""
+        graph = self.graph
+        is_opaque = node.signature is None or graph.scopes[node.scope].opaque
+        is_unknown = bool(graph.untyped) and bool(unknown_floats(graph, node))
+        if is_opaque or is_unknown or node.index in graph.shields:
+            self.keep_node(node)
+        elif node.key in self.facts.control_flow:
+            self.add_control_flow(node)
+        elif node.key == "Cast":
+            self.add_cast(node)
+        elif node.key == "Constant":
+            self.add_constant(node)
+        else:
+            self.add_parameters(node)
+
+    def keep_node(self, node: Node) -> None:
+        """Keep all ports of a node in float32.
+
+        Such nodes have no schema, read or write a value that may be any float, or shield an up-cast from a fusion.
+        """
+        for port, value in enumerate(node.inputs):
+            if self.is_float(value):
+                self.consumed[node.index][port] = HIGH
+        for value in filter(self.is_float, node.outputs):
+            self.produced[value] = HIGH
+
+    def add_parameters(self, node: Node) -> None:
+        """Create a variable for each type parameter that is float32 and that the schema allows to be low."""
+        index = node.index
+        kinds = self.kinds
+        inputs = (*map(kinds.__getitem__, node.inputs),)
+        outputs = (*map(kinds.__getitem__, node.outputs),)
+        layout = self.layouts[index] = layout_of(node, inputs, outputs, self.low)
+        first = self.add(index, layout.params).start if layout.params else NONE
+        if tied := self.facts.tied_parameters.get(node.key):
+            own = self.of_node.get(index, {})
+            self.variables.join([own[one] for one in layout.params if one in tied])
+        # A place in the layout is the number of a parameter, or HIGH or NONE.
+        consumed = self.consumed[index]
+        for port, place in enumerate(layout.inputs):
+            consumed[port] = place + first if place >= 0 else place
+        for value, place in zip(node.outputs, layout.outputs, strict=True):
+            if place != NONE:
+                self.produced[value] = place + first if place >= 0 else place
+
+    def add_constant(self, node: Node) -> None:
+        """Create a variable for a Constant; a sparse one stays in float32."""
+        value = node.output(0)
+        if not self.is_float(value):
+            return
+        if attribute(node.proto, "sparse_value") is not None:
+            self.produced[value] = HIGH
+            self.sparse.add(value)
+        else:
+            self.add_weight(value, node.index)
+
+    def add_cast(self, node: Node) -> None:
+        """Assign variables to both sides of an original Cast."""
+        source = node.input(0)
+        result = node.output(0)
+        if ABSENT in (source, result):
+            return
+        before = self.kinds[source]
+        after = self.kinds[result]
+        low = self.low.tensor
+        if before == FLOAT and after == low:
+            stays = self.options.level == Level.O0 or node.key in self.options.black
+            stays |= source in self.uncast and source in self.lowered
+            self.consumed[node.index][0] = HIGH if stays else LOW
+        elif before == FLOAT:
+            (self.consumed[node.index][0],) = self.add(node.index, ("T1",))
+        if after != FLOAT:
+            return
+        is_free = before in self.facts.free_sources[node.key]
+        self.produced[result] = HIGH
+        if before == low and source not in self.graph.hidden:
+            self.produced[result] = LOW
+            self.lowered[result] = source
+        elif before == FLOAT or is_free:
+            # From float32, it changes nothing, so each side may have either precision.
+            (self.produced[result],) = self.add(node.index, ("T2",))
+        if is_free:
+            self.free.add(result)
+
+    # -- control flow ------------------------------------------------------------------------------------------
+
+    def add_control_flow(self, node: Node) -> None:
+        """Create one variable per value that enters or leaves the bodies: control flow moves data without rounding."""
+        variables = dict[int, int]()
+        untyped = set[int]()
+        for _, body in node.bodies:
+            untyped |= self.enter_body(node, self.graph.scopes[body])
+            self.leave_body(node, self.graph.scopes[body], variables)
+        for source, target in carried(self.graph, node):
+            state = HIGH if source in untyped else self.consumed[node.index][source]
+            self.variables.join([state, variables.get(target, NONE)])
+
+    def enter_body(self, node: Node, body: Scope) -> set[int]:
+        """Assign variables to the values that enter a body, and return the inputs of the node without a known type."""
+        untyped = set[int]()
+        sources = body_sources(node, len(body.inputs))
+        for source, value in zip(sources, body.inputs, strict=True):
+            if source < 0 or not self.is_float(value):
+                continue
+            outer = node.input(source)
+            if self.is_float(outer):
+                variable = self.passed_variable(node, f"input {source}", outer)
+                self.consumed[node.index][source] = variable
+                self.produced[value] = variable
+            else:
+                # The result of a function that is kept has no known type.
+                untyped.add(source)
+        return untyped
+
+    def leave_body(self, node: Node, body: Scope, variables: dict[int, int]) -> None:
+        """Assign variables to the values that leave a body.
+
+        Args:
+            node: the node.
+            body: one of its bodies.
+            variables: output of the node -> its variable, which all bodies share; outputs are added.
+        """
+        targets = body_targets(node, len(body.outputs))
+        for position, target in enumerate(targets):
+            value = body.outputs[position]
+            if not 0 <= target < len(node.outputs) or not self.is_float(value):
+                continue
+            if target not in variables:
+                name = f"output {target}"
+                variables[target] = self.passed_variable(node, name, value)
+            self.returned[body.index, position] = variables[target]
+            if node.outputs[target] != ABSENT:
+                self.produced[node.outputs[target]] = variables[target]
+
+    def passed_variable(self, node: Node, param: str, value: int) -> int:
+        """Return the variable of a value that the node passes on; HIGH if the target's kernel cannot pass it on low."""
+        kind = self.graph.types[value]
+        signature = node.signature
+        assert kind is not None
+        assert signature is not None
+        low = retyped(kind, self.options.low)
+        is_allowed = any(low in allowed for allowed in signature.params.values())
+        if not (is_allowed and carries(self.options.target, node.key, signature, low)):
+            return HIGH
+        (variable,) = self.add(node.index, (param,))
+        return variable
+
+    # -- ties --------------------------------------------------------------------------------------------------
+
+    def tie_nodes(self, nodes: Sequence[int]) -> None:
+        """Tie all variables of some nodes."""
+        joined = list[int]()
+        for index in nodes:
+            joined += self.of_node.get(index, {}).values()
+        self.variables.join(joined)
+
+    def tie_containers(self) -> None:
         """Tie all ops that use a value that cannot be cast: a sequence, an optional, or a sparse constant."""
         containers = self.floats - {FLOAT}
         for value, kind in enumerate(self.graph.types):
             if kind not in containers and value not in self.sparse:
                 continue
-            variables = [self.produced[value]]
-            variables += [
+            joined = [self.produced[value]]
+            joined += [
                 self.returned.get(key, NONE) for key in self.graph.results[value]
             ]
             for node, port in self.graph.consumers(value):
-                variables.append(self.consumed[node.index][port])
+                joined.append(self.consumed[node.index][port])
             for node in self.graph.around(value):
                 if node.key not in self.facts.control_flow:
-                    variables += self.of_node.get(node.index, {}).values()
-            self.join(variables)
+                    joined += self.of_node.get(node.index, {}).values()
+            self.variables.join(joined)
 
-    def wholes(self, nodes: Sequence[Node]) -> None:
+    def tie_bodies(self, nodes: Sequence[Node]) -> None:
         """Tie everything in the bodies of each node, and the values that it passes on, which need no Casts."""
         owners = dict[int, int]()
         for node in nodes:
@@ -487,12 +421,4 @@ class _Finder:
                 joined[owner] += self.of_node.get(index, {}).values()
                 joined[owner] += self.consumed[index]
         for variables in joined.values():
-            self.join(variables)
-
-    def join(self, joined: Sequence[int]) -> None:
-        """Make variables equal; HIGH among them fixes them all."""
-        first, *others = [variable for variable in joined if variable >= 0] or [NONE]
-        for variable in others:
-            self.tie(first, variable)
-        if first >= 0 and HIGH in joined:
-            self.fixed_high.add(first)
+            self.variables.join(variables)

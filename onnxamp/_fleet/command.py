@@ -26,8 +26,8 @@ from onnxamp._fleet.folder import Told, run_folder
 from onnxamp._fleet.job import FolderOptions
 from onnxamp._fleet.outcome import FolderProgress
 from onnxamp._fleet.report import batch_report, row_line
+from onnxamp._report.console import is_screen, make_console
 from onnxamp._report.progress import progress_bar
-from onnxamp._report.terminal import is_screen, make_console
 from onnxamp._runtime.starting import active_libraries
 
 _SINGLE_MODEL: Final = ("plan_file", "save_plan", "data_names", "in_place")

@@ -26,14 +26,9 @@ from onnxamp._base.executor import Memory
 from onnxamp._base.public import no_collections
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.providers import Profile
-from onnxamp._gradients.backward import (
-    Backward,
-    WrittenPiece,
-    counting,
-    expanded,
-    moved_integers,
-    without_loops,
-)
+from onnxamp._gradients.backward import Backward, WrittenPiece
+from onnxamp._gradients.expansion import expanded, moved_integers
+from onnxamp._gradients.loops import counting, without_loops
 from onnxamp._gradients.passes import (
     Passes,
     Sensitivities,

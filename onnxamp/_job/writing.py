@@ -14,15 +14,10 @@ from onnxamp._base.errors import ArgumentError
 from onnxamp._base.paths import is_remote
 from onnxamp._base.public import Shown, no_collections
 from onnxamp._base.state import Part, file_print, fingerprint
-from onnxamp._convert.causes import (
-    Cause,
-    batch_norm_hint,
-    find_causes,
-    fold_hint,
-    opset_hint,
-)
+from onnxamp._convert.causes import Cause, find_causes
 from onnxamp._convert.convert import Converted, Proof, convert
 from onnxamp._convert.estimate import SpeedUp, expected_speed_up
+from onnxamp._convert.hints import batch_norm_hint, fold_hint, opset_hint
 from onnxamp._convert.plan import Plan, make_plan, plan_json
 from onnxamp._convert.raising import low_note
 from onnxamp._convert.summary import Summary, summarize

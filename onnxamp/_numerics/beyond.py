@@ -16,10 +16,10 @@ from onnxamp._facts.ops import attribute, op_facts, op_key
 from onnxamp._numerics.larger import OtherInputs, empty_draw, in_short, larger_draw
 from onnxamp._numerics.trips import other_trips
 from onnxamp._runtime.choices import Branch, Condition, branch_name, uncovered, way_to
+from onnxamp._runtime.draws import Draw
 from onnxamp._runtime.engines import Session
 from onnxamp._runtime.flow import DataflowGraph
 from onnxamp._runtime.pieces import Execution, run_alone
-from onnxamp._runtime.random_inputs import Draw
 from onnxamp._runtime.samples import Samples, held_samples
 from onnxamp._runtime.values import check_inputs
 

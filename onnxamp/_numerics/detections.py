@@ -42,7 +42,7 @@ _PACKED: Final[Mapping[int, tuple[slice, int, int | None]]] = {
 (image, box, label, score), as detectors with their selection inside are exported."""
 
 
-def selected_outputs(graph: Graph) -> frozenset[str]:
+def selected_outputs(graph: Graph, /) -> frozenset[str]:
     """Return the outputs of a model that depend on values which an op selected or ordered. Complexity: linear."""
     facts = op_facts()
     pending = [node.index for node in graph.nodes if node.key in facts.selections]

@@ -11,6 +11,26 @@ from onnxamp._runtime import STRESS
 _WORK: Final = 7 << 30
 """Work of all steps at the default of their number: half of what a small model takes to be converted and validated."""
 
+_ERROR_WORK: Final = 1 << 34
+"""Work of the search for a large error, at the same default."""
+
+_ERROR_RUNS: Final = 16
+"""Most inputs of this search for each step that is asked for."""
+
+_DOWN: Final = 10
+"""Steps toward a small divisor for each one that is asked for. A distance of two points of four numbers vanishes in
+about 30 steps.
+"""
+
+_DIVISORS: Final = 2
+"""Most divisors that are made small."""
+
+_LEAST_RUNS: Final = 4
+"""Inputs without which this search does not begin."""
+
+_LOADED: Final = 240
+"""Operations in the time in which a byte of the weights is loaded for it."""
+
 _START_WORK: Final = 1 << 30
 """Work that the choice of a start may take."""
 
@@ -85,6 +105,37 @@ def _climbs(steps: int, runs: int) -> tuple[int, int]:
     enough = min(steps, _FEW_STEPS)
     most = min(steps, runs // 2 - 1)
     return (2, most) if most >= enough else (1, min(steps, runs - 1))
+
+
+class ErrorEffort(NamedTuple):
+    """How far the search for a large error may go.
+
+    Attributes:
+        inputs: how many it may try; 0 if they would be too few.
+        steps: the steps of each descent toward a small divisor.
+        divisors: how many divisors it may make small.
+    """
+
+    inputs: int
+    steps: int
+    divisors: int
+
+    @classmethod
+    def within(cls, steps: int, work: int, size: int) -> "ErrorEffort":
+        """Return the effort that the work of the model leaves.
+
+        Args:
+            steps: the steps of an ascent that are asked for.
+            work: that of one run of the model; its conversion takes as much.
+            size: bytes of its weights.
+        """
+        allowed = _ERROR_WORK * max(steps, STRESS) // STRESS - _LOADED * size
+        runs = max(allowed // (2 * max(work, 1)), 0)
+        inputs = min(_ERROR_RUNS * steps, runs)
+        down = _DOWN * steps
+        # A step runs the model and its gradient, which is no more than two runs of both models.
+        divisors = min((runs - inputs) // (2 * down), _DIVISORS) if down else 0
+        return cls(inputs if inputs >= _LEAST_RUNS else 0, down, divisors)
 
 
 def counted_work(graph: Graph, shapes: Sequence[Shape | None]) -> int:

@@ -17,9 +17,10 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.work import work_of
 from onnxamp._runtime.building import the_loader
+from onnxamp._runtime.draws import Draw
 from onnxamp._runtime.engines import Session
 from onnxamp._runtime.memory import free_bytes, peak_bytes
-from onnxamp._runtime.random_inputs import Draw, InputMaker
+from onnxamp._runtime.random_inputs import InputMaker
 from onnxamp._runtime.samples import Samples, drawn
 from onnxamp._runtime.sizes import listed
 from onnxamp._runtime.values import check_inputs

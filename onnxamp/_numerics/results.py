@@ -8,7 +8,7 @@ from onnxamp._base.public import Shown
 from onnxamp._numerics.close_calls import CloseCalls
 from onnxamp._numerics.detections import Detections
 from onnxamp._numerics.metrics import Measurement, Perplexity, TensorDiff
-from onnxamp._numerics.stressed import Headroom, Proof, Room
+from onnxamp._numerics.stressed import ErrorSought, Headroom, Proof, Room
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +275,8 @@ class DiffReport(Shown):
     """How far inputs that were made to be hard drive the value with the least headroom; None if there are none."""
     rooms: tuple[Room, ...] = ()
     """The values with the least headroom."""
+    sought: ErrorSought | None = None
+    """The largest error that a search found on inputs made to be hard; None if there was no search."""
     choices: tuple[CloseCalls, ...] = ()
     """The choices that depend on values, such as an ArgMax's, and how many are closer than the error."""
 

@@ -6,7 +6,7 @@ models, of some random inputs. Each step goes to the corner of the inputs' range
 that brings nothing, the next step is half as long.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
@@ -25,7 +25,8 @@ from onnxamp._model.exponents import stored_exponents
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._numerics.climb import Climb, Seen, Watched
-from onnxamp._numerics.effort import Effort, counted_work
+from onnxamp._numerics.effort import Effort, ErrorEffort, counted_work
+from onnxamp._numerics.errors_sought import Pair, Sought, largest_error, signals
 from onnxamp._numerics.flattened import (
     flattened,
     with_joined,
@@ -33,6 +34,7 @@ from onnxamp._numerics.flattened import (
 )
 from onnxamp._numerics.larger import in_short
 from onnxamp._numerics.rooms import rooms_of
+from onnxamp._numerics.small_divisors import small_divisors
 from onnxamp._numerics.stressed import Headroom, Proof, Stressed
 from onnxamp._numerics.ties import near_tie
 from onnxamp._rewrite.upgrade import plan_upgrade
@@ -158,6 +160,55 @@ class Stress(NamedTuple):
         if not self.steps or not samples.has(0):
             return None
         return self.of(model, model, samples, is_converted=False).samples
+
+    def far_off(
+        self,
+        reference: Model,
+        samples: Samples,
+        opened: Callable[[Feeds], Pair],
+        enough: float,
+    ) -> Sought | None:
+        """Return the input with the largest error of a result that a search finds; None if there is no search.
+
+        Args:
+            reference: the original.
+            samples: the inputs that it ran on.
+            opened: makes the original and the result ready to run on inputs of such sizes.
+            enough: the error that ends the search.
+        """
+        given = _given(reference, samples)
+        movable = signals(given[0], self._movable(_ranges(given)), self.low)
+        work = _work(reference, given[0])
+        effort = ErrorEffort.within(self.steps, work, reference.stock.size)
+        if not movable or not effort.inputs:
+            return None
+        try:
+            return largest_error(
+                opened(given[0]),
+                given,
+                movable,
+                effort.inputs,
+                enough,
+                then=self._on_small_divisors(reference, given[0], movable, effort),
+            )
+        except OnnxAmpError:  # the samples ran, so that other inputs are at fault
+            return None
+
+    def _on_small_divisors(
+        self,
+        reference: Model,
+        sample: Feeds,
+        ranges: Mapping[str, Range],
+        effort: ErrorEffort,
+    ) -> Iterator[Feeds]:
+        """Yield inputs on which a divisor of the original is small."""
+        if not effort.divisors:
+            return
+        try:
+            model = _sized(_upgraded(without_functions(reference)), sample)
+        except OnnxAmpError:
+            return
+        yield from small_divisors(model, ranges, sample, effort.steps, effort.divisors)
 
     def near_tie(
         self, reference: Model, samples: Samples, names: Sequence[str]

@@ -52,6 +52,20 @@ class Headroom:
 
 
 @dataclass(frozen=True, slots=True)
+class ErrorSought:
+    """The outcome of the search for an input on which a result is far off.
+
+    Attributes:
+        error: the largest relative L2 error of an output that was found, beside those of the first sample if these are
+            larger.
+        inputs: how many inputs both models ran on.
+    """
+
+    error: float
+    inputs: int
+
+
+@dataclass(frozen=True, slots=True)
 class Room:
     """The largest magnitudes of a value, which leave it more or less room in the range of its type.
 

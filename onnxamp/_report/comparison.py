@@ -217,6 +217,10 @@ def range_figures(diff: DiffReport | None) -> Iterator[Figure]:
             f"of {diff.lowest}'s range, value {found.value}, on inputs made to be hard"
         )
         yield Figure("largest magnitude", percent(found.share, 1.0), told)
+    if diff.sought is not None:
+        tried = count(diff.sought.inputs, "input")
+        told = f"the largest on {tried} made to be hard"
+        yield Figure("error sought", number(diff.sought.error), told)
 
 
 def within(proof: Proof) -> str:

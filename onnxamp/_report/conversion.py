@@ -335,7 +335,8 @@ def _grade(validation: DiffReport) -> str:
     proof = validation.proof
     if proof is not None and proof.values and proof.is_complete:
         return f", and no input{within(proof)} overflows"
-    if not any(extra.is_hard for extra in validation.extras):
+    has_hard = any(extra.is_hard for extra in validation.extras)
+    if not has_hard and validation.sought is None:
         return ""
     # Random inputs are numbers of a few units. Yours may be prices in cents, which no stress within that range shows.
     is_random = validation.inputs.startswith("random")

@@ -12,7 +12,15 @@ from rich.text import Text
 
 from onnxamp._base.errors import printable
 from onnxamp._report import glued
-from onnxamp._report.parts import MARKS, Status, Table, TableRow
+from onnxamp._report.parts import (
+    MARKS,
+    Figure,
+    Severity,
+    Statement,
+    Status,
+    Table,
+    TableRow,
+)
 
 GAP: Final = 2
 """Columns of the terminal between those of a table, and before the first."""
@@ -22,6 +30,16 @@ READABLE: Final = 30
 """The narrowest column of prose; narrower prose stands below its row."""
 _WORD: Final = 12
 """The same for a word in the title of a column of numbers, and for a name in a sentence."""
+ENDLESS: Final = 1 << 16
+"""Columns of a line that is never folded."""
+FOLDS: Final = 2
+"""Lines of a sentence in a short report, and of a remark in any."""
+SIGNS: Final = {
+    Severity.NONE: (" ", ""),
+    Severity.NOTE: ("•", ""),
+    Severity.WARNING: ("!", "yellow"),
+    Severity.ERROR: ("✘", "red"),
+}
 _GLUE: Final = "\ue000"
 """Replaces the space between a number and its unit while lines are folded, because rich also folds at
 no-break spaces.
@@ -238,3 +256,15 @@ def hanging(sign: str | tuple[str, str], text: Text, indent: str = "") -> Grid:
     grid.add_column(overflow="fold")
     grid.add_row(Text.assemble(indent, sign), text)
     return grid
+
+
+def remark_room(figures: Sequence[Figure], width: int) -> int:
+    """Return the columns that labels and values leave to remarks."""
+    labels = max((cell_len(one.label) for one in figures), default=0)
+    values = max((cell_len(one.value) for one in figures), default=0)
+    return max(width - labels - values - 3 * GAP, 1)
+
+
+def told(item: Statement) -> str:
+    """Return what a statement says, after its subject."""
+    return f"{item.label}: {item.text}" if item.label else item.text

@@ -79,7 +79,7 @@ def _ignore(text: str, done: int, total: int) -> None:
 
 def _shown() -> AbstractContextManager[_Bar]:
     """Return how progress is shown here."""
-    from onnxamp._report.terminal import is_screen, make_console  # noqa: PLC0415 - quiet commands print nothing
+    from onnxamp._report.console import is_screen, make_console  # noqa: PLC0415 - quiet commands print nothing
 
     console = make_console(stderr=True)
     if console.is_jupyter:

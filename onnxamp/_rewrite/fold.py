@@ -5,8 +5,10 @@ The forms are data (``_data/folds.toml``).
 
 from collections import Counter
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import onnx.defs
 from onnx import ModelProto, NodeProto, helper
@@ -168,65 +170,96 @@ def apply(
     Raises:
         ModelError: the model breaks a rule of ONNX.
     """
-    kinds = _folded_first(options)
-    outputs = frozenset(options.folded if options.may_fold else ())
-    if not (options.folds or kinds or outputs):
+    asked = _AskedFolds.of(options)
+    if not asked:
         return PassResult(draft)
-    graph = draft.graph
-    notes = list[str]()
-    refused = list[str]()
-    spared = find_overrides(graph, options).of_node.keys() if kinds else set[int]()
-    with_weights = options.folds or BATCH_NORM in kinds
-
-    def selected(*, with_weights: bool) -> Sequence[Fold]:
-        """Return the folds that the options ask for."""
-        # Those that were found already are all, unless the target asks for more, or an upgrade has changed the graph.
-        if folds is not None and not kinds and graph is draft.graph:
-            return folds
-        # Folds into weights hold these in memory, so they are not cached.
-        found = (
-            find_folds(graph)
-            if with_weights
-            else graph.ask(find_folds, with_weights=False)
-        )
-        return [
-            fold
-            for fold in found
-            if options.folds
-            or output_of(graph, fold) in outputs
-            or (fold.kind in kinds and fold.nodes.isdisjoint(spared))
-        ]
-
-    current = graph.book.opsets[""]
-    target = options.target
-    ceiling = options.highest_opset(current)
-    possible = selected(with_weights=False)
-    wanted = reachable(graph, possible, target, ceiling)
-    if wanted > current:
-        try:
-            graph = upgraded(graph, wanted)
-            needed = told(
-                [fold for fold in possible if current < fold.opset <= wanted]
-            )
-            notes.append(
-                f"Upgraded from opset {current} to {wanted} to fold {needed}."
-            )
-        except OpsetError as error:
-            refused.append(str(error))
+    # Folds that were found already are all, unless the target asks for more.
+    known = None if asked.kinds else folds
+    possible = known
+    if possible is None:
+        possible = asked.find(draft.graph, with_weights=False)
+    graph, notes, refused = _upgraded_for(draft.graph, possible, options)
+    if known is None or graph is not draft.graph:
+        with_weights = options.folds or BATCH_NORM in asked.kinds
+        known = asked.find(graph, with_weights=with_weights)
     reached = graph.book.opsets[""]
     ready = list[Fold]()
     late = list[Fold]()
-    for found in selected(with_weights=with_weights):
-        fold = _own(found, target) if found.opset > reached else found
+    for found in known:
+        fold = _own(found, options.target) if found.opset > reached else found
         (late if fold.opset > reached else ready).append(fold)
     if late:
-        refused.append(_why_late(graph, late, target, ceiling))
+        ceiling = options.highest_opset(draft.graph.book.opsets[""])
+        refused.append(_why_late(graph, late, options.target, ceiling))
     result = draft if graph is draft.graph else Draft.of(graph)
     if ready:
         result = _folded(graph, ready)
         notes.append(f"Folded {told(ready)}.")
     requested = options.folds and result is not draft
     return PassResult(result, tuple(notes), requested, tuple(refused))
+
+
+class _AskedFolds(NamedTuple):
+    """The folds that the options ask for, if any.
+
+    Attributes:
+        options: the options.
+        kinds: kinds that the target asks for.
+        outputs: what the folds that the user names compute.
+    """
+
+    options: Options
+    kinds: AbstractSet[str]
+    outputs: AbstractSet[str]
+
+    @classmethod
+    def of(cls, options: Options) -> "_AskedFolds":
+        """Return those of some options."""
+        outputs = frozenset(options.folded if options.may_fold else ())
+        return cls(options, _folded_first(options), outputs)
+
+    def __bool__(self) -> bool:
+        """Return whether there may be any."""
+        return bool(self.options.folds or self.kinds or self.outputs)
+
+    def find(self, graph: Graph, *, with_weights: bool) -> Sequence[Fold]:
+        """Return the folds in a graph; those into weights only if they are wanted, since these take memory."""
+        options = self.options
+        # Folds into weights hold these in memory, so they are not cached.
+        found = (
+            find_folds(graph)
+            if with_weights
+            else graph.ask(find_folds, with_weights=False)
+        )
+        if options.folds:
+            return found
+        decided = find_overrides(graph, options).of_node.keys() if self.kinds else ()
+        asked = list[Fold]()
+        for fold in found:
+            is_of_kind = fold.kind in self.kinds and fold.nodes.isdisjoint(decided)
+            if is_of_kind or output_of(graph, fold) in self.outputs:
+                asked.append(fold)
+        return asked
+
+
+def _upgraded_for(
+    graph: Graph, possible: Sequence[Fold], options: Options
+) -> tuple[Graph, list[str], list[str]]:
+    """Return a graph at the opset that the folds need, or the same graph, with sentences.
+
+    These are notes about the upgrade, and reasons why it was refused.
+    """
+    current = graph.book.opsets[""]
+    ceiling = options.highest_opset(current)
+    wanted = reachable(graph, possible, options.target, ceiling)
+    if wanted <= current:
+        return graph, [], []
+    needed = told([fold for fold in possible if current < fold.opset <= wanted])
+    note = f"Upgraded from opset {current} to {wanted} to fold {needed}."
+    try:
+        return upgraded(graph, wanted), [note], []
+    except OpsetError as error:
+        return graph, [], [str(error)]
 
 
 def _folded(graph: Graph, folds: Sequence[Fold]) -> Draft:

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxamp._decide.forms import find_forms
 from onnxamp._decide.fusion_groups import constant_batch_norms
-from onnxamp._decide.patterns import find_forms
 from onnxamp._facts.dtypes import ELEM_NUMBERS, FLOAT, LOW_TENSORS, element_name
 from onnxamp._facts.ops import attribute
 from onnxamp._graph.graph import Graph
@@ -403,7 +403,7 @@ def find_folds(graph: Graph, *, with_weights: bool = True) -> Sequence[Fold]:
         graph: the graph.
         with_weights: also fold batch normalizations into weights, which reads and computes these.
 
-    Complexity: linear in the matches of forms, see :func:`onnxamp._decide.patterns.find_forms`.
+    Complexity: linear in the matches of forms, see :func:`onnxamp._decide.forms.find_forms`.
     """
     folds = batch_norms(graph) if with_weights else []
     if with_weights and not folds:

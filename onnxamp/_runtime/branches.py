@@ -32,15 +32,10 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View, inline_functions
 from onnxamp._model.protos import copied, copy_without, drop_named, node_bodies
 from onnxamp._runtime.choices import Branch, Condition, has_choices, stamp_of, stamped
-from onnxamp._runtime.flow import (
-    WEIGHTS_IN_GRAPH,
-    DataflowGraph,
-    Shell,
-    flow_of,
-    take_weights,
-)
+from onnxamp._runtime.flow import DataflowGraph, flow_of
 from onnxamp._runtime.pieces import Executor, run_alone
 from onnxamp._runtime.session import Provider
+from onnxamp._runtime.shell import WEIGHTS_IN_GRAPH, Shell, take_weights
 from onnxamp._runtime.values import Feed, Feeds, shapes_of
 
 Run: TypeAlias = Callable[[ModelProto, Sequence[str]], Mapping[str, bool]]

@@ -36,8 +36,8 @@ from onnxamp._model.protos import (
     stored_bytes,
 )
 from onnxamp._model.sources import external_tensor
-from onnxamp._runtime.flow import take_weights
 from onnxamp._runtime.session import Provider, choose_provider, provider_options
+from onnxamp._runtime.shell import take_weights
 from onnxamp._runtime.starting import active_libraries, reason, save_spilled
 
 

@@ -16,8 +16,9 @@ from onnxamp._base.errors import OnnxAmpError
 from onnxamp._facts.dtypes import FORMATS
 from onnxamp._facts.ops import op_facts
 from onnxamp._runtime.domains import Domain
+from onnxamp._runtime.draws import Draw
 from onnxamp._runtime.engines import Outputs, Session
-from onnxamp._runtime.random_inputs import Draw, InputMaker
+from onnxamp._runtime.random_inputs import InputMaker
 from onnxamp._runtime.roles import Role
 from onnxamp._runtime.values import check_inputs
 

@@ -2,212 +2,49 @@
 are still needed stay in memory.
 """
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
 
 from onnxamp._base.errors import ArgumentError
-from onnxamp._base.paths import as_path
 from onnxamp._base.public import no_collections
 from onnxamp._base.temporary import temporary_folder
 from onnxamp._facts.dtypes import (
     ELEM_NAMES,
-    ELEM_NUMBERS,
-    FLOAT,
-    FLOAT_ELEMS,
     LOW_ELEMS,
     LOW_TENSORS,
     readable_types,
 )
 from onnxamp._facts.ops import attribute, op_facts, op_key
 from onnxamp._facts.providers import Profile
-from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.types import lowest_precision
-from onnxamp._graph.view import ABSENT, Node, View, inline_functions, wire
-from onnxamp._model import weights
+from onnxamp._graph.view import Node, View, Wiring, inline_functions, wire
 from onnxamp._model.exponents import stored_exponents
 from onnxamp._model.model import Asked
 from onnxamp._model.protos import (
     all_nodes,
     copied,
     copy_fields,
-    copy_without,
-    stored_bytes,
-    tensors_of,
 )
-from onnxamp._model.weights import embed, read_array
 from onnxamp._runtime.accumulate import EXACT
 from onnxamp._runtime.choices import Branch, Condition
 from onnxamp._runtime.emulate import emulate_graph
 from onnxamp._runtime.fixed import fixed_values
 from onnxamp._runtime.session import Provider, make_session
+from onnxamp._runtime.shell import WEIGHTS_IN_GRAPH, Shell, take_weights
 from onnxamp._runtime.values import Feed, Feeds, as_typed
+from onnxamp._runtime.windows import with_defined_windows
 
 if TYPE_CHECKING:
     import onnxruntime as ort
-
-WEIGHTS_IN_GRAPH: Final = 8 * 2**20
-"""Bytes up to which all weights stay in the graph, where kernels see that they are constant. They then take several
-times their size: in copies of the graph, and in the session.
-"""
-
-LARGE: Final = 64 * 2**10
-"""Bytes from which on a weight is large."""
-
-
-def with_defined_windows(graph: Graph) -> Graph:
-    """Return the model with zeros in the rows of sliding caches that no token has reached; itself without such caches.
-
-    Such rows are undefined, so that two runs of one model may differ in them.
-    """
-    windows = op_facts().windows
-    sliding = [
-        node
-        for node in graph.nodes_of(windows)
-        if node.scope == 0 and attribute(node.proto, windows[node.key].when)
-    ]
-    if not sliding:
-        return graph
-    editor = GraphEditor(graph)
-    for node in sliding:
-        editor.replace(node.index, [*_defined(editor, graph, node)])
-    return Graph.of(editor.finish())
-
-
-def _defined(editor: GraphEditor, graph: Graph, node: Node) -> Iterator[NodeProto]:
-    """Return the node, and nodes that set the rows of its caches after the last token to zero."""
-    given = copied(node.proto)
-    make = editor.make
-    window = op_facts().windows[node.key]
-    # Tokens are on the third axis of a cache: [batch, heads, rows, width].
-    zero, one, axis = (editor.ints(n, f"window/{n}") for n in range(3))
-
-    def fresh(part: str) -> str:
-        return editor.names.fresh(f"{node.label}/{part}")
-
-    last = fresh("last")
-    tokens = fresh("tokens")
-    after = [
-        make("Cast", [given.input[window.seen]], [last], to=TensorProto.INT64),
-        make("Reshape", [last, editor.ints([-1, 1, 1, 1], "window/all")], [tokens]),
-    ]
-    for at in window.caches:
-        name = given.output[at]
-        value = node.outputs[at]
-        if value == ABSENT:
-            continue
-        given.output[at] = held = fresh("held")
-        shape, size, rows, column, keeps = map(
-            fresh, ("shape", "size", "rows", "column", "keeps")
-        )
-        elem = ELEM_NUMBERS[(graph.types[value] or FLOAT)[len("tensor(") : -1]]
-        nothing = editor.constant(np.zeros((), np.float32), "window/nothing", elem)
-        after += [
-            make("Shape", [held], [shape]),
-            make("Gather", [shape, axis], [size]),
-            make("Range", [zero, size, one], [rows]),
-            make("Unsqueeze", [rows, editor.ints([1], "window/axis")], [column]),
-            make("LessOrEqual", [column, tokens], [keeps]),
-            make("Where", [keeps, held, nothing], [name]),
-        ]
-    yield given
-    yield from after
-
-
-class Shell(NamedTuple):
-    """A model in which the initializers in ``weights`` have a name, a type and dims, but no data."""
-
-    model: ModelProto
-    weights: Mapping[str, TensorProto]
-    base_dir: Path | None
-
-    def array(self, name: str, *, raised: bool) -> npt.NDArray[Any]:
-        """Return a weight as an array, memory-mapped where its data are external.
-
-        Args:
-            raised: convert low precision to float32.
-
-        Raises:
-            ExternalDataError: external data cannot be read. ModelError: the data do not match the shape.
-        """
-        tensor = self.weights[name]
-        array = read_array(tensor, self.base_dir)
-        if raised and tensor.data_type in LOW_ELEMS:
-            return weights.raised(array, tensor.data_type)
-        return array
-
-
-def take_weights(
-    model: ModelProto,
-    base_dir: str | PathLike[str] | None,
-    *,
-    keep: int = WEIGHTS_IN_GRAPH,
-    large: int = LARGE,
-) -> Shell:
-    """Separate a model from its large float weights, initializers as well as Constant nodes of the main graph.
-
-    Args:
-        model: it is not changed, and its weights are not copied.
-        base_dir: folder of external data, if the model has any that is not loaded.
-        keep: bytes of large weights up to which all of them stay in the graph.
-        large: bytes from which on a weight is large.
-
-    Raises:
-        ExternalDataError: external data cannot be read.
-    """
-    folder = None if base_dir is None else as_path(base_dir)
-    result = copy_without(model, "initializer", "node")
-    nodes = [node for node in model.graph.node if op_key(node) == "Constant"]
-    constants: dict[str, TensorProto] = {
-        node.output[0]: tensor
-        for node in nodes
-        if (tensor := attribute(node, "value")) is not None
-    }
-    named = {tensor.name: tensor for tensor in model.graph.initializer} | constants
-    taken = {
-        name: tensor
-        for name, tensor in named.items()
-        if tensor.data_type in FLOAT_ELEMS and stored_bytes(tensor) >= large
-    }
-    # Constants let kernels prepare and optimizers fold, which is worth more than memory in a small model.
-    if sum(map(stored_bytes, taken.values())) <= keep:
-        taken = {}
-    graph = result.graph
-    for tensor in model.graph.initializer:
-        graph.initializer.append(
-            _hollow(tensor.name, tensor) if tensor.name in taken else tensor
-        )
-    for node in model.graph.node:
-        is_constant = op_key(node) == "Constant"
-        if is_constant and node.output[0] in taken:
-            graph.initializer.append(
-                _hollow(node.output[0], constants[node.output[0]])
-            )
-        elif is_constant and (sparse := attribute(node, "sparse_value")) is not None:
-            # ONNX Runtime cannot return the output of a Constant that is sparse.
-            graph.sparse_initializer.append(sparse)
-            graph.sparse_initializer[-1].values.name = node.output[0]
-        else:
-            graph.node.append(node)
-    # Tensors of nodes, bodies and functions as well: ONNX Runtime loads the model from bytes, and finds no files.
-    for tensor in tensors_of(result):
-        embed(tensor, folder)
-    return Shell(result, taken, folder)
-
-
-def _hollow(name: str, tensor: TensorProto) -> TensorProto:
-    return TensorProto(name=name, data_type=tensor.data_type, dims=tensor.dims)
-
 
 _WIDTH: Final = 4
 """Bytes of most elements."""
@@ -315,67 +152,85 @@ def flow_of(
         shapes: shapes of inputs, from which those of other values are inferred.
         arithmetic: the target whose float16 sums are emulated; None for float32 sums.
     """
-    written = _without_shortcuts(shell.model) if emulated else shell.model
-    graph = Graph.of(written)
-    # Names and types of the model as written, before nodes are added to it.
-    names = graph.scopes[0].names
-    lowest = lowest_precision(graph.types)
-    kinds = {
-        name: LOW_TENSORS.get(graph.types[at] or "") for name, at in names.items()
-    }
-    graph = with_defined_windows(graph)
-    written = graph.model
-    if lowest != "float32" and emulated:
+    # Names and types of the model as written are noted before nodes are added to it.
+    own = Graph.of(_without_shortcuts(shell.model) if emulated else shell.model)
+    lowest = lowest_precision(own.types)
+    graph = with_defined_windows(own)
+    if emulated and lowest != "float32":
         sizes = graph.shapes_of(shapes or {}) if arithmetic is not None else ()
-        written = emulate_graph(
+        rounding = emulate_graph(
             graph, hollow=shell.weights, arithmetic=arithmetic, shapes=sizes
         )
-        graph = Graph.of(written)
+        graph = Graph.of(rounding)
+    written = graph.model
     # A sample may replace the default of an input, so that defaults are fed as weights are, whatever their size.
-    defaults = {value.name for value in graph.overridable()}
-    weights = {
-        t.name: t for t in shell.model.graph.initializer if t.name in defaults
-    } | dict(shell.weights)
+    defaults = frozenset(value.name for value in graph.overridable())
+    stored = shell.model.graph.initializer
+    weights = {one.name: one for one in stored if one.name in defaults}
+    weights |= shell.weights
     constants = _constants(written.graph, weights)
     given = constants.keys() | weights.keys()
     main_nodes = [node for node in graph.order if node.scope == 0]
     wiring = wire(graph)
-    reads = []
-    held = []
-    maker = dict[str, int]()
-    for rank, node in enumerate(main_nodes):
-        needs = [graph.values[value].name for value in wiring.needs[node.index]]
-        reads.append(tuple(name for name in needs if name not in constants))
-        held.append(tuple(name for name in needs if name in constants))
-        maker |= dict.fromkeys(filter(None, node.proto.output), rank)
+    reads, held = _needs(graph, main_nodes, wiring, constants)
+    inputs = (entry.name for entry in written.graph.input)
     inferred = graph.shapes_of(shapes or {})
     rest = ModelProto(graph=GraphProto(name=written.graph.name))
     copy_fields(written, rest, but={"graph"})
     return DataflowGraph(
         nodes=tuple(node.proto for node in main_nodes),
-        reads=tuple(reads),
-        held=tuple(held),
-        maker=maker,
+        reads=reads,
+        held=held,
+        maker=_makers(main_nodes),
         constants=constants,
         fixed=fixed_values(graph, main_nodes, wiring, given - defaults),
         types={name: graph.types[at] for name, at in graph.scopes[0].names.items()},
-        low={name: kind.elem for name, kind in kinds.items() if kind is not None},
-        own=frozenset(names),
+        low=_low_types(own),
+        own=frozenset(own.scopes[0].names),
         lowest=lowest,
         sizes=_sizes(graph, main_nodes, inferred),
         ranks=_ranks(graph, inferred) if shapes else {},
         emulated=emulated,
         large=bool(shell.weights),
-        inputs=tuple(
-            entry.name for entry in written.graph.input if entry.name not in given
-        ),
-        defaults=frozenset(defaults),
+        inputs=tuple(name for name in inputs if name not in given),
+        defaults=defaults,
         outputs=tuple(entry.name for entry in written.graph.output),
         shell=Shell(rest, weights, shell.base_dir),
         names=frozenset(graph.all_names()),
         exponents=stored_exponents(written),
         is_altered=written is not shell.model,
     )
+
+
+def _low_types(graph: Graph) -> dict[str, int]:
+    """Return the low-precision values of the main graph, with their element types."""
+    low = dict[str, int]()
+    for name, value in graph.scopes[0].names.items():
+        kind = LOW_TENSORS.get(graph.types[value] or "")
+        if kind is not None:
+            low[name] = kind.elem
+    return low
+
+
+def _needs(
+    graph: Graph, nodes: Sequence[Node], wiring: Wiring, constants: Container[str]
+) -> tuple[tuple[tuple[str, ...], ...], tuple[tuple[str, ...], ...]]:
+    """Return what each node and its bodies need: computed values, and constants."""
+    reads = list[tuple[str, ...]]()
+    held = list[tuple[str, ...]]()
+    for node in nodes:
+        needs = [graph.values[value].name for value in wiring.needs[node.index]]
+        reads.append(tuple(name for name in needs if name not in constants))
+        held.append(tuple(name for name in needs if name in constants))
+    return tuple(reads), tuple(held)
+
+
+def _makers(nodes: Sequence[Node]) -> dict[str, int]:
+    """Return the values that nodes compute, each with the place of its node."""
+    makers = dict[str, int]()
+    for place, node in enumerate(nodes):
+        makers |= dict.fromkeys(filter(None, node.proto.output), place)
+    return makers
 
 
 def _constants(

@@ -37,42 +37,31 @@ that neither names nor ops show must be given in ``dims``.
 """
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, partial
-from math import isqrt, prod
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from onnx import (
-    ModelProto,
-    TensorProto,
-    TensorShapeProto,
-    TypeProto,
-    ValueInfoProto,
-    helper,
-)
+from onnx import ModelProto, ValueInfoProto
 
 from onnxamp._base.errors import ArgumentError
-from onnxamp._facts.ops import attribute
 from onnxamp._graph.determined import Determined, determine, input_relations
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import Origin
+from onnxamp._runtime.completed_uses import completed_uses
 from onnxamp._runtime.domains import Domain, in_domain, in_range
+from onnxamp._runtime.input_shapes import dims_of, shape_of
+from onnxamp._runtime.random_feeds import random_feed, too_large
 from onnxamp._runtime.random_masks import (
     MASKS,
     lacks_rows,
     mask_numbers,
-    random_mask,
     tells_padding,
 )
-from onnxamp._runtime.roles import Role, Use, input_use
-from onnxamp._runtime.sizes import Sizes, dim_name, is_open, shape_within
+from onnxamp._runtime.roles import Use
+from onnxamp._runtime.sizes import Sizes, shape_within
 from onnxamp._runtime.values import Feed
-
-_MOST_BYTES: Final = 16 << 30
-"""Larger inputs are not generated, because such a shape must be a mistake."""
 
 
 def random_inputs(
@@ -96,25 +85,32 @@ def random_inputs(
 
 
 class InputMaker(NamedTuple):
-    """Facts about a model's inputs, from which any number of samples can be generated."""
+    """Facts about a model's inputs, from which any number of samples can be generated.
+
+    Attributes:
+        entries: the inputs without a default, by value.
+        named: their dimensions.
+        dims: sizes that are given.
+        tried: sizes in place of usual ones.
+        determined: sizes that the model's weights require, if known.
+        sizes: those of all open dimensions, by name.
+        uses: how the model uses its inputs.
+        ranges: the least and the largest number of inputs, by name.
+        domains: where the numbers of inputs without a range lie, by name.
+    """
 
     graph: Graph
     entries: Mapping[int, ValueInfoProto]
-    """The inputs without a default, by value."""
     named: Sizes
     dims: Mapping[str, int]
-    """Sizes that are given."""
     tried: Mapping[str, int]
-    """Sizes in place of usual ones."""
     determined: Determined | None
-    """Sizes that the model's weights require, if known."""
     sizes: Mapping[str, int]
-    """Of all open dimensions by name."""
     uses: Mapping[int, Use]
     ranges: Mapping[str, tuple[float, float]]
-    """By name: the least and the largest number of inputs."""
     domains: Mapping[str, Domain] = {}
-    """By name: where the numbers of inputs without a range lie."""
+
+    # -- samples -----------------------------------------------------------------------------------------------
 
     def make(
         self, seed: int, number: int = 0, lengths: Mapping[str, int] | None = None
@@ -128,31 +124,71 @@ class InputMaker(NamedTuple):
         """
         if seed < 0:
             raise ArgumentError(f"The seed must not be negative, but is {seed}.")
-        sizes = self._sizes_of_turn(number, lengths or {})
-        past = next(
-            ({**sizes, **(lengths or {})}[name] for name in self.named.pasts), None
-        )
-        feeds = {}
+        lengths = lengths or {}
+        sizes = self._sizes_of_turn(number, lengths)
+        all_sizes = {**sizes, **lengths}
+        past = next((all_sizes[name] for name in self.named.pasts), None)
+        feeds = dict[str, Feed]()
         for value, entry in self.entries.items():
-            # Each input has a generator, so that its numbers do not depend on the other inputs.
-            generator = np.random.default_rng((seed, zlib.crc32(entry.name.encode())))
-            try:
-                feed = _feed(
-                    generator=generator,
-                    name=entry.name,
-                    kind=entry.type,
-                    use=self.uses[value]._replace(past=past),
-                    sizes=sizes,
-                )
-            except MemoryError:
-                raise _too_large(entry.name, shape_of(entry, sizes)) from None
-            ends = self.ranges.get(entry.name)
-            if ends is not None and isinstance(feed, np.ndarray):
-                feed = in_range(generator, feed, ends)
-            elif entry.name in self.domains and isinstance(feed, np.ndarray):
-                feed = in_domain(generator, feed, self.domains[entry.name])
-            feeds[entry.name] = feed
+            use = self.uses[value]._replace(past=past)
+            feeds[entry.name] = self._feed(entry, use, seed, sizes)
         return feeds
+
+    def _feed(
+        self, entry: ValueInfoProto, use: Use, seed: int, sizes: Mapping[str, int]
+    ) -> Feed:
+        """Return the numbers of one input, in its range or its domain."""
+        name = entry.name
+        # Each input has a generator, so that its numbers do not depend on the other inputs.
+        generator = np.random.default_rng((seed, zlib.crc32(name.encode())))
+        try:
+            feed = random_feed(
+                generator=generator, name=name, kind=entry.type, use=use, sizes=sizes
+            )
+        except MemoryError:
+            raise too_large(name, shape_of(entry, sizes)) from None
+        if not isinstance(feed, np.ndarray):
+            return feed
+        if name in self.ranges:
+            return in_range(generator, feed, self.ranges[name])
+        if name in self.domains:
+            return in_domain(generator, feed, self.domains[name])
+        return feed
+
+    def masked(
+        self, feeds: Mapping[str, Feed], *, keeps: bool
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Return masks in place of those of a sample, which keep every element or none.
+
+        Masks that hold such rows anyway are left out, as are those of decoders, which count by them, and empty ones
+        where they would make NaN.
+        """
+        changed = dict[str, npt.NDArray[Any]]()
+        if self.named.pasts:
+            return changed
+        for value, entry in self.entries.items():
+            use = self.uses[value]
+            feed = feeds.get(entry.name)
+            is_open = (keeps or use.may_be_empty) and entry.name not in self.ranges
+            if (
+                not is_open
+                or use.role not in MASKS
+                or not isinstance(feed, np.ndarray)
+            ):
+                continue
+            if lacks_rows(feed.shape, use, keeps=keeps):
+                kept = np.full(feed.shape, keeps)
+                changed[entry.name] = mask_numbers(kept, feed.dtype, use)
+        return changed
+
+    def tells_padding(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Return whether an input tells the tokens of sequences from padding."""
+        uses = (
+            self.uses[at] for at, entry in self.entries.items() if entry.name == name
+        )
+        return any(tells_padding(shape, use) for use in uses)
+
+    # -- sizes -------------------------------------------------------------------------------------------------
 
     @property
     def turns(self) -> int:
@@ -212,7 +248,7 @@ class InputMaker(NamedTuple):
             (entry.name, shape_within(entry.type)) for entry in self.entries.values()
         )
         inputs = tuple(
-            (name, _dims(name, shape)) for name, shape in shapes if shape is not None
+            (name, dims_of(name, shape)) for name, shape in shapes if shape is not None
         )
         return determine(
             self.graph.ask(input_relations, inputs), usual, given, self.named.batches
@@ -235,35 +271,6 @@ class InputMaker(NamedTuple):
             told |= self.determined.sizes.keys()
         return frozenset(named.plain) - told
 
-    def masked(
-        self, feeds: Mapping[str, Feed], *, keeps: bool
-    ) -> dict[str, npt.NDArray[Any]]:
-        """Return masks in place of those of a sample, which keep every element or none.
-
-        Masks that hold such rows anyway are left out, as are those of decoders, which count by them, and empty ones
-        where they would make NaN.
-        """
-        found = dict[str, npt.NDArray[Any]]()
-        for value, entry in () if self.named.pasts else self.entries.items():
-            use = self.uses[value]
-            feed = feeds.get(entry.name)
-            is_open = (keeps or use.may_be_empty) and entry.name not in self.ranges
-            if use.role not in MASKS or not is_open:
-                continue
-            if isinstance(feed, np.ndarray) and lacks_rows(
-                feed.shape, use, keeps=keeps
-            ):
-                kept = np.full(feed.shape, keeps)
-                found[entry.name] = mask_numbers(kept, feed.dtype, use)
-        return found
-
-    def tells_padding(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Return whether an input tells the tokens of sequences from padding."""
-        uses = (
-            self.uses[at] for at, entry in self.entries.items() if entry.name == name
-        )
-        return any(tells_padding(shape, use) for use in uses)
-
     def shapes(self) -> Sequence[Shape | None]:
         """Return the shapes of the model's values for inputs of these sizes, by value."""
         entries = self.entries.values()
@@ -271,51 +278,6 @@ class InputMaker(NamedTuple):
         return self.graph.shapes_of(
             {entry.name: shape_of(entry, self.sizes) for entry in tensors}
         )
-
-
-class Draw(NamedTuple):
-    """Random samples of a seed. Each depends on it and on its own position alone."""
-
-    maker: Callable[[], InputMaker]
-    """The facts about the model, which the first sample determines."""
-    seed: int
-    sizes: Mapping[str, int] = {}
-    """Sizes in place of usual ones with which the model does not run: weights determine them, or they were tried."""
-    tried: tuple[Mapping[str, int], ...] = ()
-    """Sizes with which it does not run."""
-    told: str = ""
-    """The domain of its numbers, in words; "" for the usual ones."""
-
-    @classmethod
-    def by(
-        cls, maker: InputMaker, seed: int, sizes: Mapping[str, int], told: str = ""
-    ) -> "Draw":
-        """Return the draw of a maker that is known already."""
-        return cls(maker=lambda: maker, seed=seed, sizes=sizes, told=told)
-
-    def make(self, number: int) -> dict[str, Feed]:
-        """Return the sample of a position; raises as :func:`random_inputs`."""
-        seed = self.seed
-        if number:  # the first sample is that of random_inputs for the same seed
-            sequence = np.random.SeedSequence((self.seed, number))
-            seed = int(sequence.generate_state(1, np.uint64)[0])
-        return self.maker().make(seed, number)
-
-    def others(self) -> Iterator["Draw"]:
-        """Yield copies with sizes to try if the usual ones do not run, starting with those that the weights
-        determine.
-        """
-        maker = self.maker()
-        determined = maker.determined or maker.solved({})
-        if maker.determined is None and determined.sizes:
-            yield Draw(cache(partial(maker.sized, {})), self.seed, determined.sizes)
-        for tried in maker.named.others({*maker.dims, *determined.forced}):
-            sizes = {**maker.solved(tried).sizes, **tried}
-            yield Draw(cache(partial(maker.sized, tried)), self.seed, sizes)
-
-    def determined(self) -> "Draw":
-        """Return the same with the sizes that the weights determine, which the first sample has to find out."""
-        return self._replace(maker=cache(lambda: self.maker().sized({})))
 
 
 def input_maker(
@@ -357,18 +319,8 @@ def _maker(
     dims: Mapping[str, int],
     ranges: Mapping[str, tuple[float, float]],
 ) -> InputMaker:
+    """Return the facts about inputs with sizes that follow from those given, without those that weights require."""
     sizes = named.resolve(dims)
-    shapes = graph.shapes_at(sizes)
-
-    length = sizes.get(next(_inner_dims(entries.values()), ""), 1)
-    count = next((sizes[name] for name in named.counted), 0)
-    extent = _extent(entries, sizes)
-    may_be_empty = not _has_infinite(graph)
-    uses = {}
-    for value in entries:
-        use = input_use(graph, value, shapes)
-        completed = _completed(use, length, count, extent)
-        uses[value] = completed._replace(may_be_empty=may_be_empty)
     return InputMaker(
         graph=graph,
         entries=entries,
@@ -377,179 +329,6 @@ def _maker(
         tried={},
         determined=None,
         sizes=sizes,
-        uses=uses,
+        uses=completed_uses(graph, entries, named, sizes),
         ranges=ranges,
     )
-
-
-def _inner_dims(entries: Iterable[ValueInfoProto]) -> Iterator[str]:
-    """Yield the names of the open dimensions of tensors, apart from leading ones."""
-    for entry in entries:
-        for axis, dim in enumerate(entry.type.tensor_type.shape.dim):
-            if axis and is_open(dim):
-                yield dim_name(entry.name, axis, dim)
-
-
-def _completed(use: Use, length: int, count: int, extent: tuple[int, ...]) -> Use:
-    """Return a use, completed with the numbers that follow from the sizes of other inputs.
-
-    Args:
-        use: the use.
-        length: the size of the axis that lengths count along.
-        count: the number of patches or features.
-        extent: height and width of images.
-    """
-    match use.role:
-        case Role.LENGTH:
-            return use._replace(bound=length)
-        case Role.GRID:
-            # The divisor closest to the root makes the grid as square as it can be.
-            rows = next(
-                n for n in range(isqrt(max(count, 1)), 0, -1) if count % n == 0
-            )
-            return use._replace(row=(1, rows, count // rows))
-        case Role.EXTENT:
-            return use._replace(row=extent)
-        case Role.INDEX if use.marker is not None:
-            return use._replace(marked=count)
-    return use
-
-
-def _extent(
-    entries: Mapping[int, ValueInfoProto], sizes: Mapping[str, int]
-) -> tuple[int, ...]:
-    """Return the height and width of the images among the inputs."""
-    shapes = (
-        shape_of(entry, sizes)
-        for entry in entries.values()
-        if entry.type.tensor_type.elem_type == TensorProto.FLOAT
-    )
-    return next((shape[-2:] for shape in shapes if len(shape) > 3), (1, 1))
-
-
-def has_shape(kind: TypeProto) -> bool:
-    """Return whether a type is that of a tensor of known rank."""
-    return kind.HasField("tensor_type") and kind.tensor_type.HasField("shape")
-
-
-def _dims(name: str, shape: TensorShapeProto) -> tuple[int | str, ...]:
-    """Return the dimensions of an input: sizes, and names of those that are open."""
-    return tuple(
-        dim_name(name, axis, dim) if is_open(dim) else dim.dim_value
-        for axis, dim in enumerate(shape.dim)
-    )
-
-
-def _feed(
-    generator: np.random.Generator,
-    name: str,
-    kind: TypeProto,
-    use: Use,
-    sizes: Mapping[str, int],
-) -> Feed:
-    if kind.HasField("optional_type"):
-        kind = kind.optional_type.elem_type
-    if kind.HasField("sequence_type"):
-        return [
-            _feed(generator, name, kind.sequence_type.elem_type, use, sizes)
-            for _ in range(2)
-        ]
-    elem = kind.tensor_type.elem_type
-    if not kind.HasField("tensor_type") or elem == TensorProto.UNDEFINED:
-        raise ArgumentError(
-            f"Cannot generate input {name!r}: onnxamp runs models whose inputs are tensors, sequences or optionals, and"
-            " converts others without running them (--no-validate)."
-        )
-    shape = _shape(name, kind, sizes)
-    dtype = helper.tensor_dtype_to_np_dtype(elem)
-    # Numbers are drawn as float64 or int64, eight bytes each, and cast after that.
-    if prod(shape) * max(dtype.itemsize, 8) > _MOST_BYTES:
-        raise _too_large(name, shape)
-    return _tensor(generator, dtype, shape, use)
-
-
-def _shape(name: str, kind: TypeProto, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    shape = shape_within(kind)
-    dims = () if shape is None else _dims(name, shape)
-    return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in dims)
-
-
-def shape_of(entry: ValueInfoProto, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """Return the shape of an input whose open dimensions have these sizes."""
-    return _shape(entry.name, entry.type, sizes)
-
-
-def _too_large(name: str, shape: tuple[int, ...]) -> ArgumentError:
-    return ArgumentError(
-        f"Cannot generate input {name!r}: its shape {list(shape)} needs more memory than there is, or more than"
-        f" {_MOST_BYTES >> 30} GiB. Give inputs (--inputs), or smaller sizes (--dim)."
-    )
-
-
-def _tensor(
-    generator: np.random.Generator,
-    dtype: "np.dtype[Any]",
-    shape: tuple[int, ...],
-    use: Use,
-) -> npt.NDArray[Any]:
-    numbers: npt.NDArray[Any] | int | float
-    if dtype.kind == "O":
-        return np.full(shape, "a", dtype)
-    if use.role is Role.INDEX:
-        numbers = _indices(generator, shape, use)
-    elif use.row and shape[-1:] == (len(use.row),):
-        numbers = np.broadcast_to(use.row, shape)
-    elif use.role is Role.POSITION:
-        past = use.past or 0
-        places = _last_axis(shape) + past
-        bound = use.bound or places.size + past + 1
-        numbers = np.broadcast_to(places % bound, shape)
-    elif use.role is Role.CACHED:
-        numbers = np.full(shape, bool(use.past))
-    elif use.role in MASKS:
-        numbers = mask_numbers(random_mask(generator, shape, use), dtype, use)
-    elif use.role is Role.LENGTH:
-        numbers = np.full(shape, use.bound or 1)
-    elif use.role is Role.FACTOR:
-        numbers = generator.uniform(0.5, 1.5, shape)
-    elif use.role is Role.SIZE:
-        numbers = generator.integers(1, 5, shape)
-    elif dtype.kind in "biu":
-        numbers = generator.integers(0, 256 if dtype == np.uint8 else 2, shape)
-    else:
-        numbers = generator.standard_normal(shape)
-    return np.asarray(numbers).astype(dtype)
-
-
-def _has_infinite(graph: Graph) -> bool:
-    """Return whether a number of the model is infinite: a row that it masks as a whole is not a number."""
-    held = (
-        attribute(node.proto, "value_float") for node in graph.nodes_of({"Constant"})
-    )
-    tensors = graph.constants.tensors.items()
-    stored = [
-        value
-        for value, tensor in tensors
-        if tensor.data_location != TensorProto.EXTERNAL
-    ]
-    numbers = [graph.constants.scalar(value) for value in stored]
-    return any(
-        number is not None and not np.isfinite(number) for number in (*held, *numbers)
-    )
-
-
-def _indices(
-    generator: np.random.Generator, shape: tuple[int, ...], use: Use
-) -> npt.NDArray[np.int64]:
-    """Return indices, of which the first ``use.marked`` are the marker, if there is one, and no others."""
-    bound = max(use.bound or 1, 1)
-    numbers = generator.integers(0, bound, shape)
-    if use.marker is not None and use.marked:
-        numbers[numbers == use.marker] = (use.marker + 1) % bound
-        numbers.reshape(-1)[: use.marked] = use.marker
-    return numbers
-
-
-def _last_axis(shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
-    """Return 0, 1, 2, ... along the last axis; a scalar 0 for scalars."""
-    return np.arange(shape[-1]) if shape else np.zeros((), np.int64)

@@ -45,9 +45,10 @@ from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import fed_inputs
 from onnxamp._model.sources import FileStamp, note_sources
 from onnxamp._runtime import LEAST, MOST
+from onnxamp._runtime.draws import Draw
 from onnxamp._runtime.engines import Session, on_cpu
 from onnxamp._runtime.finite import with_finite_outputs
-from onnxamp._runtime.random_inputs import Draw, InputMaker, input_maker
+from onnxamp._runtime.random_inputs import InputMaker, input_maker
 from onnxamp._runtime.sample_files import Spool, file_readers, folder_readers, quoted
 from onnxamp._runtime.sizes import listed
 from onnxamp._runtime.suited import suited

@@ -7,9 +7,9 @@ from typing import Final
 
 from onnxamp._base.errors import ArgumentError, OnnxAmpError, RuntimeFailure
 from onnxamp._graph.determined import is_consistent
+from onnxamp._runtime.draws import Draw
 from onnxamp._runtime.engines import Session
 from onnxamp._runtime.memory import free_bytes, peak_bytes
-from onnxamp._runtime.random_inputs import Draw
 from onnxamp._runtime.values import check_inputs
 
 _TRIES: Final = 64

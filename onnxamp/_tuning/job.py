@@ -39,7 +39,7 @@ from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.values import check_inputs
 from onnxamp._tuning.arrangement import product_weights
-from onnxamp._tuning.candidates import Aim, CandidateSolver, Frontier
+from onnxamp._tuning.candidates import Aim, Frontier
 from onnxamp._tuning.expected import ExpectedErrors
 from onnxamp._tuning.foreseen import measured_sensitivities
 from onnxamp._tuning.lowered import Settled
@@ -53,6 +53,7 @@ from onnxamp._tuning.runs import (
     profile_nodes,
     run_noise,
 )
+from onnxamp._tuning.solver import CandidateSolver
 from onnxamp._tuning.space import UNSEEN, Fusion, SearchSpace, exactly, find_fusions
 
 _IN_MEMORY: Final = 256 << 20

@@ -17,8 +17,9 @@ from typing import Any, Final
 from onnxamp._base.errors import ArgumentError, RuntimeFailure
 from onnxamp._convert.analysis import analyze, low_nodes
 from onnxamp._options.values import Level
-from onnxamp._tuning.candidates import Aim, Choice, Frontier, room
+from onnxamp._tuning.candidates import Aim, Frontier, room
 from onnxamp._tuning.job import TuningJob, whole_times
+from onnxamp._tuning.parts import Choice
 from onnxamp._tuning.results import Candidate, Search, Tuned
 
 _LOG: Final = logging.getLogger("onnxamp")

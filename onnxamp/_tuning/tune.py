@@ -28,6 +28,7 @@ from onnxamp._convert.raising import reference_of
 from onnxamp._facts.devices import Device, device_called, device_titled
 from onnxamp._facts.dtypes import FLOAT16
 from onnxamp._facts.targets import AUTO, target_of
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.quantized import without_grids
 from onnxamp._model.model import Model
 from onnxamp._numerics.comparison import Comparison
@@ -269,19 +270,14 @@ class _Tuning(NamedTuple):
         _LOG.info("tuning %d nodes on %d samples, metric %s", *facts)
         seen = frozenset[int]().union(*live)
         space = space.known(seen, lambda: low_nodes(analyze(graph, usual)))
-        is_given = graph.model is model.proto
-        ready = model if is_given else Model(graph.model, graph.folder)
-        # A session finds weights beside a file, or in the model.
-        if not engine.emulates and ready.path is None:
-            ready = Model(ready.embedded())
+        ready = self._ready(graph)
         part = None
         if run.state is not None:
-            changed = "" if is_given else model_print(ready)
+            changed = "" if graph.model is model.proto else model_print(ready)
             asked = {"the options": options_print(changed, space, options, engine)}
-            state = run.state
-            part = state.part(
-                part_of(options), {**self.given, **asked}, renew=run.renews
-            )
+            given = {**self.given, **asked}
+            part = run.state.part(part_of(options), given, renew=run.renews)
+        is_made_up = options.compensates and samples.made_up
         return TuningJob(
             prepared=ready,
             space=space,
@@ -293,11 +289,16 @@ class _Tuning(NamedTuple):
             rounder=self.rounder,
             is_eager=search.allow_slower or search.times == "measured",
             stress=search.stress,
-            told=(
-                *decided.prepared.refused,
-                *([MADE_UP] if options.compensates and samples.made_up else ()),
-            ),
+            told=(*decided.prepared.refused, *([MADE_UP] if is_made_up else ())),
         )
+
+    def _ready(self, graph: Graph) -> Model:
+        """Return the prepared model as the engine opens it."""
+        is_given = graph.model is self.model.proto
+        ready = self.model if is_given else Model(graph.model, graph.folder)
+        # A session finds weights beside a file, or in the model.
+        is_found = self.engine.emulates or ready.path is not None
+        return ready if is_found else Model(ready.embedded())
 
 
 def _shortened(search: Search, begin: float) -> Search:

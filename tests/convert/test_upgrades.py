@@ -9,8 +9,8 @@ from graphs.case import add_weights, parse
 from onnx import ModelProto
 
 import onnxamp
-from onnxamp._convert.causes import opset_hint
 from onnxamp._convert.convert import convert, decide
+from onnxamp._convert.hints import opset_hint
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options

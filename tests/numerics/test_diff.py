@@ -23,8 +23,9 @@ from onnxamp._numerics.limits import Limits, make_limits
 from onnxamp._numerics.metrics import AT_LEAST, AT_MOST, BOUNDS
 from onnxamp._numerics.results import DiffReport
 from onnxamp._report.comparison import diff_report
+from onnxamp._report.console import make_console
 from onnxamp._report.formats import diff_json, load_diff
-from onnxamp._report.terminal import as_text, make_console
+from onnxamp._report.terminal import as_text
 from onnxamp._runtime.samples import Samples
 
 fixed = settings(derandomize=True, deadline=None, max_examples=100)

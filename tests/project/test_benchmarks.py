@@ -220,6 +220,21 @@ def test_a_planted_network_overflows_on_no_random_input_but_on_a_hard_one(
     assert not onnxamp.diff_models(found.path, low, [found.worst], provider="cpu").passed
 
 
+def test_a_network_planted_by_its_error_is_right_on_random_inputs_and_wrong_on_another(tmp_path: Path) -> None:
+    import planted_errors
+
+    found = planted_errors.planted(planted_errors.direction, 1, tmp_path / "direction.onnx")
+    assert found is not None
+    assert found.random <= planted_errors.RIGHT < planted_errors.WRONG < found.hardest
+
+
+def test_the_page_of_the_verdict_shows_the_kept_results_of_planted_errors() -> None:
+    import planted_errors
+
+    facts = json.loads(planted_errors.RESULTS.read_text(encoding="utf-8"))
+    assert planted_errors.table(facts["rows"]) in planted_errors.PAGE.read_text(encoding="utf-8")
+
+
 def test_what_no_sample_needs_in_float32_is_a_false_alarm(tmp_path: Path) -> None:
     import false_alarms
 

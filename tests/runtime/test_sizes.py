@@ -16,7 +16,7 @@ from onnx import ModelProto, numpy_helper
 import onnxamp
 from onnxamp import ArgumentError
 from onnxamp._graph.graph import Graph
-from onnxamp._runtime import memory, random_inputs, suited
+from onnxamp._runtime import memory, random_feeds, suited
 from onnxamp._runtime.memory import free_bytes, peak_bytes
 from onnxamp._runtime.session import make_session
 from onnxamp._runtime.session import run as run_session
@@ -263,7 +263,7 @@ def test_inputs_that_do_not_fit_into_memory_are_one_sentence(tmp_path: Path, mon
         raise MemoryError
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(random_inputs, "_tensor", none_left)
+    monkeypatch.setattr(random_feeds, "_tensor", none_left)
     model = saved("(float[2] x) => (float[2] y) { y = Neg (x) }")
     with pytest.raises(ArgumentError, match="more memory than there is"):
         onnxamp.random_samples(model)[0]

@@ -15,8 +15,8 @@ from onnxamp._audit.bench import BenchOptions
 from onnxamp._convert.analysis import low_nodes, solve
 from onnxamp._runtime.plugins import engine_called
 from onnxamp._runtime.session import choose_provider, make_session
-from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.job import apportioned
+from onnxamp._tuning.solver import CandidateSolver
 from onnxamp._tuning.space import SearchSpace, exactly, find_fusions
 
 CHAIN = """(float[8,64] x) => (float[8,64] y) {

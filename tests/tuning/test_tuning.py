@@ -29,10 +29,10 @@ from onnxamp._runtime.engines import OutputCache, engine_on, on_cpu
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.session import cuda_available, make_session, run
 from onnxamp._runtime.values import check_inputs
-from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.foreseen import judging_engine
 from onnxamp._tuning.metric import make_metric
 from onnxamp._tuning.runs import converted_error
+from onnxamp._tuning.solver import CandidateSolver
 from onnxamp._tuning.space import find_live
 
 tune_model = partial(tune_for_speed, allow_slower=True)

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from onnxamp._decide.kinds import Claim, Effect, Fault, Hazard, HazardKind
-from onnxamp._decide.patterns import GROWING, patterns_of, squared_value
+from onnxamp._decide.norm_walks import squared_value
+from onnxamp._decide.patterns import GROWING, patterns_of
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.exact_walks import readers_through_exact

@@ -1,6 +1,6 @@
 """Epsilons that low precision loses, and the ops that they guard against zero."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -17,7 +17,8 @@ from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._graph.extremes import exploding
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.known import floats_of, is_known, stats_of
+from onnxamp._graph.guards import GuardWalks
+from onnxamp._graph.known import floats_of, stats_of
 from onnxamp._graph.passed import passed_on
 from onnxamp._graph.view import ABSENT, Node
 
@@ -31,7 +32,7 @@ def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
     """
     # Zeros come first, because walks end where earlier ones have been.
     uses = sorted(_uses(graph, low), key=_Use.is_held)
-    walks = _Walks(len(uses))
+    walks = GuardWalks(graph, len(uses))
     found = list[tuple[int, bool, Hazard]]()
     for number, use in enumerate(uses):
         for hazard in _hazards_of(graph, low, use, number, walks):
@@ -53,7 +54,7 @@ def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
 
 
 def _hazards_of(
-    graph: Graph, low: Format, use: "_Use", number: int, walks: "_Walks"
+    graph: Graph, low: Format, use: "_Use", number: int, walks: GuardWalks
 ) -> Iterator[Hazard]:
     """Yield the hazards of one tiny constant, without claims."""
     facts = op_facts()
@@ -62,7 +63,7 @@ def _hazards_of(
     why = f"{use.name!r} is {use.number:.6g}, which {low.name} {fate}"
     downstream = list[Hazard]()
     if use.may_guard:
-        downstream += _guarded(graph, node, walks, number, rare=is_zero)
+        downstream += _guarded(graph, node, number, walks, rare=is_zero)
     is_guard = node.index in walks.guards
     joins = facts.added_epsilons.keys() | facts.thresholds
     if not is_guard and not use.is_lost and node.key in joins:
@@ -74,7 +75,18 @@ def _hazards_of(
     yield from downstream
 
 
-def _only_guards(graph: Graph, use: "_Use", walks: "_Walks") -> bool:
+def _guarded(
+    graph: Graph, node: Node, number: int, walks: GuardWalks, *, rare: bool
+) -> Iterator[Hazard]:
+    """Yield the hazards of the ops that an epsilon guards, and of what lies on the way to them."""
+    why = f"{node.label!r} guards its input with an epsilon"
+    for guarded in walks.follow(node, number):
+        yield Hazard(guarded.node, KIND, why, rare, guarded.value)
+        if guarded.is_end and graph.nodes[guarded.node].key == "Log":
+            yield from _small_numbers(graph, node)
+
+
+def _only_guards(graph: Graph, use: "_Use", walks: GuardWalks) -> bool:
     """Return whether all that reads the result of a node with an epsilon leads to ops that it guards."""
     passed = passed_on(graph, use.node)
     readers = {reader.index for reader, _ in passed.readers(graph)}
@@ -83,7 +95,7 @@ def _only_guards(graph: Graph, use: "_Use", walks: "_Walks") -> bool:
 
 
 def _group_claims(
-    uses: "Sequence[_Use]", walks: "_Walks", low: Format
+    uses: "Sequence[_Use]", walks: GuardWalks, low: Format
 ) -> dict[int, tuple[Claim, ...]]:
     """Return the claims under which no constant of a group of walks matters, by group.
 
@@ -188,129 +200,6 @@ def inverses(graph: Graph, low: Format) -> Iterator[Hazard]:
             value=value,
             unless=in_range(graph, node, low),
         )
-
-
-class _Walks:
-    """Nodes downstream of an epsilon that were visited, those among them that lead to a guarded op, and the nodes with
-    an epsilon that does.
-
-    Attributes:
-        ends: for each epsilon, the values that guarded ops read downstream of it.
-    """
-
-    def __init__(self, epsilons: int) -> None:
-        self.seen = set[int]()
-        self.met = dict[int, int]()
-        self.leading = set[int]()
-        self.guards = set[int]()
-        self.ends = [list[int]() for _ in range(epsilons)]
-        self._joined = list(range(epsilons))
-
-    def group(self, number: int) -> int:
-        """Return the epsilon that stands for all whose walks met that of this one."""
-        joined = self._joined
-        while joined[number] != number:
-            joined[number] = joined[joined[number]]
-            number = joined[number]
-        return number
-
-    def meet(self, number: int, node: int) -> None:
-        """Join the walk of an epsilon with the one that came to a node before."""
-        if node in self.met:
-            self._joined[self.group(number)] = self.group(self.met[node])
-        self.met[node] = number
-
-
-def _guarded(
-    graph: Graph,
-    node: Node,
-    walks: _Walks,
-    number: int,
-    *,
-    rare: bool,
-) -> Iterator[Hazard]:
-    """Yield ops downstream of an epsilon whose results explode if the guarded value is flushed to zero.
-
-    Complexity: linear over all epsilons of a graph, because a walk ends where an earlier one has been.
-    """
-    guarded = op_facts().guarded
-    why = f"{node.label!r} guards its input with an epsilon"
-    previous: dict[int, int] = {}
-    crossed: dict[int, Sequence[tuple[int, int]]] = {}
-    joined = {node.index: 0}
-    kept: set[int] = set()
-    stack = [node]
-    while stack:
-        last = stack.pop()
-        passed = passed_on(graph, last)
-        crossed[last.index] = passed.owners
-        for reader, port in passed.readers(graph):
-            if reader.index in previous or reader.index == node.index:
-                continue
-            previous[reader.index] = last.index
-            walks.meet(number, reader.index)
-            is_end = port in guarded.get(reader.key, ())
-            if is_end:
-                kept.add(reader.index)
-                walks.ends[number].append(reader.inputs[port])
-                yield Hazard(reader.index, KIND, why, rare)
-            if is_end or reader.index in walks.leading:
-                walks.guards.add(node.index)
-                between = last.index
-                # Nothing on the way from the epsilon may be flushed.
-                while between not in kept:
-                    yield from (
-                        Hazard(owner, KIND, why, rare, value)
-                        for owner, value in crossed[between]
-                    )
-                    if between == node.index:
-                        break
-                    kept.add(between)
-                    yield Hazard(between, KIND, why, rare)
-                    between = previous[between]
-            if is_end and reader.key == "Log":
-                yield from _small_numbers(graph, node)
-            joins = joined[last.index] + _joins(graph, reader, passed.values)
-            if joins <= _JOINS and reader.index not in walks.seen:
-                walks.seen.add(reader.index)
-                joined[reader.index] = joins
-                stack.append(reader)
-    walks.leading |= kept
-
-
-def _joins(graph: Graph, reader: Node, guarded: Collection[int]) -> int:
-    """Return how many values a reader adds to a guarded one.
-
-    There are none if it scales, roots, moves or chooses the value, and more than are allowed if it computes something
-    else, whose result is not guarded.
-    """
-    facts = op_facts()
-    is_choice = (
-        bool(reader.outputs) and graph.types[reader.outputs[0]] == "tensor(bool)"
-    )
-    if not (graph.is_float_output(reader) or is_choice):
-        return _JOINS + 1
-    if (
-        reader.index in graph.exact
-        or reader.key in facts.reductions
-        or reader.key == "Sqrt"
-        or is_choice
-    ):
-        return 0
-    if reader.key not in facts.norm_arithmetic | facts.added_epsilons.keys():
-        return _JOINS + 1
-    others = [value for _, value in graph.float_inputs(reader) if value not in guarded]
-    unknown = [value for value in others if not is_known(graph, value)]
-    return (
-        len(unknown)
-        if reader.key in facts.added_epsilons
-        else len(unknown) * (_JOINS + 1)
-    )
-
-
-_JOINS: Final = 1
-"""Values that may be added between an epsilon and the op that it guards: ``x + eps + y`` is guarded as ``x + y + eps``
-is, but a sum over many layers is not."""
 
 
 def _small_numbers(graph: Graph, node: Node) -> Iterator[Hazard]:

@@ -12,7 +12,8 @@ from onnxamp._facts.dtypes import FLOAT, Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import stats_of
-from onnxamp._graph.masks.added import AddedMasks, Given, added_masks
+from onnxamp._graph.masks.added import AddedMasks, added_masks
+from onnxamp._graph.masks.given import Given
 from onnxamp._graph.masks.paths import mask_path
 from onnxamp._graph.masks.rows import row_axis, softmaxes
 from onnxamp._graph.view import Node, Origin
