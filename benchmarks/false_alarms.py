@@ -2,9 +2,9 @@
 
 A validated conversion is compared with variants that keep less: one without all that hazards and validation keep, and,
 if that one fails, one for each hazard whose nodes are lowered (``--force-low``) and one that is not validated. Each
-runs on a thousand random samples, or on as many as a budget of processor seconds allows. If it stays right on all of
-them, what it lowers counts as a false alarm. The original runs once on each sample for all variants. Traffic is the
-elements of the float results of nodes, without Casts.
+runs on a thousand random samples, or on as many as a budget of processor seconds allows. If it is right on all of them
+on which the result is, what it lowers counts as a false alarm. The original runs once on each sample for all variants.
+Traffic is the elements of the float results of nodes, without Casts.
 """
 
 import re

@@ -81,8 +81,8 @@ def _alarms(facts: Facts, rows: Sequence[Facts]) -> list[str]:
     passed = found["kept"] - found["needed"]
     text = (
         "What stays in float32, as a share of the float traffic, and whether random samples need it: the nodes of each"
-        " row run in float16, and all others as in the result, until one of 1,000 samples fails. What validation keeps"
-        " for larger inputs, other branches or masks counts as needed. Of"
+        " row run in float16, and all others as in the result, until one of 1,000 samples fails on which the result"
+        " passes. What validation keeps for larger inputs, other branches or masks counts as needed. Of"
         f" {found['kept']} rows, {found['needed']} fail; of the other {passed}, {found['at 1,000 samples']} reached"
         f" 1,000 samples{'' if passed == found['at 1,000 samples'] else ', and the rest as many as the time allowed'}."
         f" On the mean of all models, {_share(facts['false alarms of stress'])} of the traffic stays in float32 for"
