@@ -4,7 +4,8 @@ Each model is converted with one command, with and without inputs that are made 
 headroom is looked at on a hundred random inputs. ``planted.py`` makes networks that overflow although no random input
 shows it, and ``false_alarms.py`` asks what random samples need of what stays in float32. The models are those of the
 repository, of ``--shared``, generated ones, and those of ``verdict.toml``. Times are processor times of one thread, so
-that a busy machine does not matter.
+that a busy machine does not matter. ``corpora.py`` converts many small models, and ``large_bounds.py`` looks at what
+bounds of a large one take.
 
 Each row is written to ``results/verdict.json`` at once. The same command continues where it stopped; ``--seconds``
 starts no model after that time, and ``--again`` measures models that have a row as well. ``--page`` writes the tables
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,14 +29,17 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
-from false_alarms import false_alarms, samples_of
+from corpora import corpora, measured_corpus
+from false_alarms import false_alarms, reason_of, samples_of
+from large_bounds import ORIGINAL, large_bounds
 from measure import engine_commit, machine
 from numpy.typing import NDArray
 from onnx import ModelProto
 from planted import Planted, planted_networks
 from scoreboard import source, subjects
 from subjects import decoder, encoder, unet
-from verdict_page import summary, write_page
+from verdict_page import write_page
+from verdict_sums import FLOAT16_MAX, MOST_LISTED, by_headroom, is_planted, summary
 
 import onnxamp
 
@@ -49,10 +53,19 @@ GENERATED: Sequence[tuple[str, Callable[..., ModelProto], Mapping[str, int]]] = 
     ("U-Net", unet, {"width": 32, "depth": 3, "size": 64}),
 )
 INPUTS = 100
-FLOAT16_MAX = 65_504.0
 STEPS = 4
 """The default of ``--stress``."""
+CURE_SECONDS = 600
+"""For a repair, so that a busy machine finds what an idle one does."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "ONNXAMP_THREADS": "1"}
+
+COMMAND = f"""
+from onnxamp._numerics import rooms
+from onnxamp.__main__ import main
+rooms.{MOST_LISTED} = 1 << 30
+main()
+"""
+"""The command onnxamp, which lists all values by their headroom."""
 
 Facts = dict[str, Any]
 
@@ -83,12 +96,11 @@ def models(folder: Path, shared: Path | None, cache: Path) -> Iterator[tuple[str
 
 def converted(path: Path, steps: int, out: Path) -> tuple[Facts, float]:
     """Return what one command says, and its processor time in seconds."""
-    command = [sys.executable, "-m", "onnxamp", "convert", str(path), "-o", str(out), "--format", "json"]
+    command = [sys.executable, "-c", COMMAND, "convert", str(path), "-o", str(out), "--format", "json"]
     environment = {**os.environ, **ONE_THREAD}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
-        [*command, "--stress", str(steps)], capture_output=True, text=True, check=False, env=environment
-    )
+    command += ["--stress", str(steps), "--cure-time", str(CURE_SECONDS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     found: Facts = json.loads(done.stdout)
     return found["validation"], after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -116,7 +128,8 @@ def measured(name: str, path: Path, folder: Path, seconds: float) -> Facts:
     row = _row(name, found) | {"seconds": round(after, 2), "seconds without stress": round(before, 2)}
     if found["headroom"]:
         row["largest, random"] = on_random_inputs(path, row["value"])
-    row["false alarms"] = false_alarms(path, low, seconds, by_stress=row["repaired by stress alone"])
+    cure = found["cure"] or {"nodes": (), "failure": ""}
+    row["false alarms"] = false_alarms(path, low, seconds, cured=cure["nodes"], reason=reason_of(cure["failure"]))
     return row
 
 
@@ -137,15 +150,21 @@ def _row(name: str, found: Facts) -> Facts:
         "commit": engine_commit(),
         "values": proof and proof["values"],
         "proven": proof and proof["proven"],
-        "repaired by stress alone": bool(cure) and "made to be hard" in cure["failure"],
+        "repaired by stress alone": bool(cure) and reason_of(cure["failure"]) == "stress",
         "not run": [clause for clause in found["not_run"] if "hard" in clause],
         "error, samples": _worst(found["outputs"]),
         "error, hard inputs": max((_worst(one["outputs"]) for one in found["extras"] if one["is_hard"]), default=None),
-        "rooms": [max(room["seen"] or 0.0, room["stressed"] or 0.0) / FLOAT16_MAX for room in found["rooms"]],
+        "headroom": _by_headroom(found),
     }
     if headroom:
         row |= {"value": headroom["value"], "largest, stressed": headroom["stressed"]}
     return row
+
+
+def _by_headroom(found: Facts) -> list[int]:
+    rest = found["proof"]["values"] - found["proof"]["proven"] if found["proof"] else 0
+    largest = [max(room["seen"] or 0.0, room["stressed"] or 0.0) for room in found["rooms"]]
+    return by_headroom([reached / FLOAT16_MAX for reached in largest], rest)
 
 
 def _worst(outputs: Sequence[Facts]) -> float:
@@ -154,19 +173,22 @@ def _worst(outputs: Sequence[Facts]) -> float:
 
 def known() -> Facts:
     """Return the results so far."""
-    return json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {"rows": []}
+    found = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
+    return {"corpora": [], "bounds": [], "rows": [], **found}
 
 
-def noted(rows: Sequence[Facts]) -> Facts:
+def noted(results: Facts) -> Facts:
     """Write the results, with what they were measured on."""
     versions = {"onnx": onnx.__version__, "ONNX Runtime": ort.__version__, "NumPy": np.__version__}
-    ordered = sorted(rows, key=lambda row: ("hardest" in row, row["model"]))
+    rows = sorted(results["rows"], key=lambda row: (is_planted(row), row["model"]))
     results = {
         "machine": machine(),
         "versions": versions,
         "commit": engine_commit(),
-        "summary": summary(ordered),
-        "rows": ordered,
+        "summary": summary(rows),
+        "corpora": results["corpora"],
+        "bounds": results["bounds"],
+        "rows": rows,
     }
     RESULTS.write_text(f"{json.dumps(results, indent=1)}\n", encoding="utf-8")
     return results
@@ -182,42 +204,56 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure the models that have no row yet, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shared", type=Path, help="a folder of further models")
-    parser.add_argument("--only", default="", help="models whose name begins so")
+    parser.add_argument("--shared-cases", type=Path, help="a folder of models that once broke")
+    parser.add_argument("--only", default="", help="models and corpora whose name begins so")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no model after so long")
-    parser.add_argument("--again", action="store_true", help="also measure models that have a row")
+    parser.add_argument("--again", action="store_true", help="also measure what has a row")
     parser.add_argument("--samples-seconds", type=float, default=20.0, help="for the samples of a model")
     parser.add_argument("--cache", type=Path, default=CACHE, help="where models and environments are kept")
     parser.add_argument("--page", action="store_true", help="only sum up, and write the tables of the page")
     options = parser.parse_args(arguments)
+    results = known()
     if options.page:
-        results = known()
         results["summary"] = summary(results["rows"])
         RESULTS.write_text(f"{json.dumps(results, indent=1)}\n", encoding="utf-8")
         write_page(results)
         return
-    rows = known()["rows"]
-    done = () if options.again else {row["model"] for row in rows}
     until = time.monotonic() + options.seconds
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        for row in _rows(options, done, folder):
-            rows = [one for one in rows if one["model"] != row["model"]]
-            rows.append(row)
-            noted(rows)
+        for kind, row in _measured(options, results, Path(scratch)):
+            results[kind] = [one for one in results[kind] if _name(one) != _name(row)] + [row]
+            results = noted(results)
             say(json.dumps(row))
             if time.monotonic() > until:
                 break
-    say(json.dumps(summary(rows), indent=1))
+    say(json.dumps(results["summary"], indent=1))
 
 
-def _rows(options: argparse.Namespace, done: Container[str], folder: Path) -> Iterator[Facts]:
-    """Yield rows of the models that have none yet."""
-    for name, path in models(folder, options.shared, options.cache):
-        if name not in done and name.startswith(options.only):
-            yield measured(name, path(), folder, options.samples_seconds)
+def _name(row: Facts) -> str:
+    name: str = row.get("model") or row["corpus"]
+    return name
+
+
+def _measured(options: argparse.Namespace, results: Facts, folder: Path) -> Iterator[tuple[str, Facts]]:
+    """Yield rows that the results lack, each with its kind: models that took little time before come first."""
+    rows = {_name(row): row for kind in ("rows", "corpora", "bounds") for row in results[kind]}
+
+    def is_wanted(name: str) -> bool:
+        return name.startswith(options.only) and (options.again or name not in rows)
+
+    every = list(models(folder, options.shared, options.cache))
+    every.sort(key=lambda one: rows.get(one[0], {}).get("seconds", 0.0))
+    for name, path in every:
+        if is_wanted(name):
+            yield "rows", measured(name, path(), folder, options.samples_seconds)
     for name, make in planted_networks(folder):
-        if name not in done and name.startswith(options.only):
-            yield planted_row(make(), folder)
+        if is_wanted(name):
+            yield "rows", planted_row(make(), folder)
+    for corpus in corpora(options.shared, options.shared_cases):
+        if is_wanted(corpus.name):
+            yield "corpora", measured_corpus(corpus, folder, say)
+    if is_wanted(ORIGINAL):
+        yield from (("bounds", row) for row in large_bounds(folder))
 
 
 if __name__ == "__main__":

@@ -1,90 +1,20 @@
-"""What the results of verdict.py come to, and the tables of the page that shows them."""
+"""The tables of the page that shows the results of verdict.py."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from corpora import ALARM_SECONDS
+from large_bounds import MOST_MEMORY, MOST_SECONDS
+from verdict_sums import HEADROOM, is_planted, kept_rows
+
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "explain" / "verdict.md"
 START, END = "<!-- written by benchmarks/verdict.py -->", "<!-- end -->"
 """What the tables of the page stand between."""
 WIDTH = 130
 """Of the page's paragraphs."""
-TENTH, HUNDREDTH = 0.1, 0.01
-"""Shares of float16's range by which values that are not proven are counted."""
-
 Facts = dict[str, Any]
-
-
-def summary(rows: Sequence[Facts]) -> Facts:
-    """Return what the rows come to."""
-    planted = [row for row in rows if is_planted(row)]
-    others = [row for row in rows if not is_planted(row)]
-    before = sum(row["seconds without stress"] for row in others)
-    repaired = [row["model"] for row in others if row["repaired by stress alone"]]
-    every = [of_headroom(row) for row in others]
-    return {
-        "planted": len(planted),
-        "planted, found": sum(row["repaired by stress alone"] for row in planted),
-        "planted, right on the worst input": sum(row["right"] for row in planted),
-        "others": len(others),
-        "others, values": sum(row["values"] or 0 for row in others),
-        "others, proven": sum(row["proven"] or 0 for row in others),
-        "others, by headroom": [sum(counts) for counts in zip(*every, strict=True)],
-        "others, repaired by stress alone": repaired,
-        "others, processor time": round(sum(row["seconds"] for row in others) / before, 2) if before else None,
-        "false alarms of stress": _mean(of_stress(row["false alarms"]) for row in others),
-        "false alarms of validation": _mean(of_validation(row["false alarms"]) for row in others),
-        "false alarms of hazards": _mean(of_hazards(row["false alarms"]) for row in others),
-        "false alarms of hazards, by traffic": _by_traffic([row["false alarms"] for row in others]),
-    }
-
-
-def is_planted(row: Facts) -> bool:
-    """Return whether a row is that of a planted network."""
-    return "hardest" in row
-
-
-def _mean(numbers: Iterable[float]) -> float:
-    every = list(numbers)
-    return sum(every) / max(len(every), 1)
-
-
-def _by_traffic(every: Sequence[Facts]) -> float:
-    """Return the share of the traffic of all models that hazards keep in float32, and no sample needs."""
-    kept = sum(of_hazards(alarms) * alarms["traffic"] for alarms in every)
-    return kept / max(sum(alarms["traffic"] for alarms in every), 1)
-
-
-def of_headroom(row: Facts) -> tuple[int, int, int, int]:
-    """Return how many values that are not proven reach a tenth of the range on samples or hard inputs, how many a
-    hundredth, how many less, and how many were not measured.
-
-    The results list the values with the least headroom, those that are not proven first.
-    """
-    rest = (row["values"] or 0) - (row["proven"] or 0)
-    shares = row["rooms"][:rest]
-    measured = [share for share in shares if share > 0]
-    large = sum(share >= TENTH for share in measured)
-    middle = sum(share >= HUNDREDTH for share in measured) - large
-    return large, middle, len(measured) - large - middle, rest - len(measured)
-
-
-def of_stress(alarms: Facts) -> float:
-    """Return the share of traffic that stress alone keeps in float32, and no sample needs."""
-    kept = alarms["validation"]
-    return of_validation(alarms) if kept and kept["reason"] == "stress" else 0.0
-
-
-def of_validation(alarms: Facts) -> float:
-    """Return the share of traffic that validation keeps in float32 in any way, and no sample needs."""
-    kept = alarms["validation"]
-    return kept["share"] if kept and not kept["fails"] else 0.0
-
-
-def of_hazards(alarms: Facts) -> float:
-    """Return the share of traffic that hazards keep in float32, and no sample needs."""
-    return sum(row["share"] for row in alarms["hazards"] if row["share"] > 0 and not row["fails"])
 
 
 def tables(results: Facts) -> str:
@@ -92,9 +22,11 @@ def tables(results: Facts) -> str:
     facts, rows = results["summary"], results["rows"]
     others = [row for row in rows if not is_planted(row)]
     parts = (
+        _corpora(facts, results["corpora"]),
         _planted(facts, [row for row in rows if is_planted(row)]),
         _values(facts, others),
         _alarms(facts, others),
+        _bounds(results["bounds"]),
         _source(results),
     )
     return "\n\n".join("\n".join(part) for part in parts)
@@ -106,10 +38,11 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _planted(facts: Facts, rows: Sequence[Facts]) -> list[str]:
+    planted = facts["planted"]
     text = (
-        f"{facts['planted']} networks stay below 20,000 on 1,000 random inputs, although a long search finds an input"
+        f"{planted['models']} networks stay below 20,000 on 1,000 random inputs, although a long search finds an input"
         " within the range of the sample that brings a value beyond 65,504. The default of four steps finds such an"
-        f" input for {facts['planted, found']} of them, and the result is repaired."
+        f" input for {len(planted['repaired by stress alone'])} of them, and the result is repaired."
         f" {facts['planted, right on the worst input']} results are right on the worst input of the long search."
     )
     kinds = dict[str, list[Facts]]()
@@ -126,15 +59,10 @@ def _planted(facts: Facts, rows: Sequence[Facts]) -> list[str]:
 
 
 def _values(facts: Facts, rows: Sequence[Facts]) -> list[str]:
-    large, middle, small, rest = facts["others, by headroom"]
-    repaired = facts["others, repaired by stress alone"]
     text = (
-        f"Of the {facts['others, values']:,} float16 values of {facts['others']} other models,"
-        f" {facts['others, proven']:,} are proven. Of the rest, {large} reach a tenth of the range on samples or hard"
-        f" inputs, {middle} a hundredth, {small} less, and {rest} have no figure, since nothing was stressed or others"
-        f" have less headroom. Stress alone repaired {len(repaired)} models. Time is the processor time of a validated"
-        f" conversion beside one without stress; that of all models is {facts['others, processor time']}."
-        " The table shows the value with the least headroom."
+        "Of the single models, the table shows the value with the least headroom. Time is the processor time of a"
+        " validated conversion beside one without stress, each with one thread; that of all models is"
+        f" {facts['others, processor time']}."
     )
     titles = "model", "proven", "value", "random inputs", "hard inputs", "error", "error, hard", "time"
     cells = list[Sequence[str]]()
@@ -149,9 +77,14 @@ def _values(facts: Facts, rows: Sequence[Facts]) -> list[str]:
 
 
 def _alarms(facts: Facts, rows: Sequence[Facts]) -> list[str]:
+    found = facts["others"]["false alarms"]
+    passed = found["kept"] - found["needed"]
     text = (
         "What stays in float32, as a share of the float traffic, and whether random samples need it: the nodes of each"
-        " row run in float16, and all others as in the result, on as many samples as a budget of processor time allows."
+        " row run in float16, and all others as in the result, until one of 1,000 samples fails on which the result"
+        " passes. What validation keeps for larger inputs, other branches or masks counts as needed. Of"
+        f" {found['kept']} rows, {found['needed']} fail; of the other {passed}, {found['at 1,000 samples']} reached"
+        f" 1,000 samples{'' if passed == found['at 1,000 samples'] else ', and the rest as many as the time allowed'}."
         f" On the mean of all models, {_share(facts['false alarms of stress'])} of the traffic stays in float32 for"
         f" stress although no sample needs it, {_share(facts['false alarms of validation'])} for validation as a whole,"
         f" and {_share(facts['false alarms of hazards'])} for hazards, or"
@@ -161,14 +94,87 @@ def _alarms(facts: Facts, rows: Sequence[Facts]) -> list[str]:
     titles = "model", "kept for", "nodes", "traffic", "samples need it", "samples"
     cells = list[Sequence[str]]()
     for row in rows:
-        alarms = row["false alarms"]
-        kept = [(one["hazard"], str(one["nodes"]), one) for one in alarms["hazards"] if one["share"] > 0]
-        if alarms["validation"]:
-            kept.append((f"validation, {alarms['validation']['reason']}", "", alarms["validation"]))
-        for what, nodes, one in kept:
+        for one in kept_rows(row["false alarms"]):
+            what = one["hazard"] if "hazard" in one else f"validation, {one['reason']}"
             needed = "yes" if one["fails"] else "no"
-            cells.append((row["model"], what, nodes, _share(one["share"]), needed, str(one["samples"])))
+            nodes = str(one.get("nodes", ""))
+            cells.append((row["model"], what, nodes, _share(one["share"]), needed, f"{one['samples']:,}"))
     return [fill(text, WIDTH), "", *_table(titles, cells)]
+
+
+def _corpora(facts: Facts, corpora: Sequence[Facts]) -> list[str]:
+    text = (
+        "How far the verdict reaches, over all that was measured: the single models and the planted networks of the"
+        " tables below, the small models of the tests of onnxamp and of onnx, real models on inputs of their own, and"
+        " models that broke in other tools or earlier versions. Models that ONNX Runtime does not run are left out. Of"
+        " the values that are not proven, the table shows how many reach which share of float16's range on samples or"
+        " hard inputs; those without a figure are inputs, or nothing leads there. False alarms are the traffic that"
+        " stays in float32 although no random sample needs it, as a share of all traffic and on the mean of the models."
+        f" {_sampled(corpora)}"
+    )
+    ends = [f"{end:.0%}".replace("%", " %") for end in HEADROOM]
+    titles = (
+        *("", "models", "values", "proven", f"below {ends[0]}"),
+        *(f"to {end}" for end in ends[1:]),
+        *("above", "no figure", "only stress finds", "false alarms", "per model"),
+    )
+    others = facts["others"]
+    rows = [
+        ("single models", others, others["false alarms"], len(others["repaired by stress alone"])),
+        ("planted networks", facts["planted"], None, len(facts["planted"]["repaired by stress alone"])),
+        *((row["corpus"], row, row["false alarms"], len(row["found by stress alone"])) for row in corpora),
+    ]
+    cells = list[Sequence[str]]()
+    for name, row, alarms, found in rows:
+        shares = [_share(alarms[key]) for key in ("of all traffic", "mean of models")] if alarms else ["", ""]
+        counts = (f"{count:,}" for count in (row["values"], row["proven"], *row["headroom"], found))
+        models = f"{row['models']:,}"
+        if row.get("compared", row["models"]) < row["models"]:
+            models = f"{row['compared']:,} of {models}"
+        cells.append((name, models, *counts, *shares))
+    return [fill(text, WIDTH), "", *_table(titles, cells), *_judged(corpora)]
+
+
+def _sampled(corpora: Sequence[Facts]) -> str:
+    """Return on how many samples the nodes in float32 of corpora were tried."""
+    every = [row["false alarms"] for row in corpora]
+    passed = sum(one["kept"] - one["needed"] for one in every)
+    most = sum(one["at 1,000 samples"] for one in every)
+    return (
+        f"In the corpora, {most} of {passed} such trials reached 1,000 samples, and the others as many as fit in"
+        f" {ALARM_SECONDS:.0f} s."
+    )
+
+
+def _judged(corpora: Sequence[Facts]) -> list[str]:
+    """Return what results are on inputs that once broke them, those that are not right in mixed precision by name."""
+    lines = list[str]()
+    for row in corpora:
+        verdicts = row["verdicts"]
+        if not verdicts:
+            continue
+        right = sum(verdict == "right" for verdict in verdicts.values())
+        others = dict[str, list[str]]()
+        for name, verdict in verdicts.items():
+            if verdict != "right":
+                others.setdefault(verdict.rstrip("."), []).append(f"`{name}`")
+        rest = "".join(f" {', '.join(names)}: {verdict}." for verdict, names in others.items())
+        text = f"Of the {len(verdicts)} {row['corpus']}, {right} are right on the inputs that once broke them.{rest}"
+        lines += ["", fill(text, WIDTH)]
+    return lines
+
+
+def _bounds(rows: Sequence[Facts]) -> list[str]:
+    said = [
+        f"{one['processor seconds']:.1f} s of processor time and {one['anonymous'] / 1e9:.2f} GB for {one['model']}"
+        f" ({one['bytes'] / 1e9:.1f} GB)"
+        for one in rows
+    ]
+    text = (
+        f"Bounds of a generated decoder with 20 layers take {' and '.join(said)}: the memory of the whole process"
+        f" without the pages of files. Wanted are at most {MOST_SECONDS:.0f} s and {MOST_MEMORY / 1e9:.1f} GB."
+    )
+    return [fill(text, WIDTH)]
 
 
 def _source(results: Facts) -> list[str]:
@@ -184,7 +190,7 @@ def _source(results: Facts) -> list[str]:
 
 
 def _share(number: float) -> str:
-    return f"{100 * number:.2g} %"
+    return f"{float(f'{100 * number:.2g}'):g} %"
 
 
 def _short(number: float | None) -> str:

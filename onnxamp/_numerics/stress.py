@@ -12,15 +12,15 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
-from onnx import ModelProto, helper
+from onnx import helper
 
 from onnxamp._base.errors import GradientError, OnnxAmpError
-from onnxamp._facts.dtypes import FLOAT, Format, Range
+from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS, FLOAT, Format, Range
 from onnxamp._facts.providers import ANY
 from onnxamp._gradients.writer import MIN_OPSET
 from onnxamp._graph.bounds.bounds import Bounds
 from onnxamp._graph.bounds.find import find_bounds
-from onnxamp._graph.graph import graph_of
+from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.exponents import stored_exponents
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
@@ -116,7 +116,7 @@ class Stress(NamedTuple):
         try:
             original = without_functions(reference)
             names = _names_of(bounds, original, values)
-            model = _differentiable(original, given[0])
+            model = _upgraded(original)
             exponents = _exponents_between(reference, result)
             ascent = _Ascent(model, names, movable, given[0], self.low, exponents)
             found = ascent.climbed(given, self.steps, proof)
@@ -205,7 +205,7 @@ class Stress(NamedTuple):
         if not effort.divisors:
             return
         try:
-            model = _differentiable(without_functions(reference), sample)
+            model = _sized(_upgraded(without_functions(reference)), sample)
         except OnnxAmpError:
             return
         yield from small_divisors(model, ranges, sample, effort.steps, effort.divisors)
@@ -225,7 +225,7 @@ class Stress(NamedTuple):
         if not self.steps or not movable or reference.stock.size > _BYTES:
             return None
         try:
-            model = _differentiable(reference, given[0])
+            model = _sized(_upgraded(reference), given[0])
             effort = Effort.within(self.steps, _work(model, given[0]))
             if not effort.has_lesser:
                 return None
@@ -250,10 +250,10 @@ def _given(reference: Model, samples: Samples) -> list[Feeds]:
     return _alike(check_inputs(reference.proto, one) for one in first)
 
 
-def _differentiable(reference: Model, sample: Feeds) -> Model:
-    """Return a model with the sizes of a sample, at an opset that gradients are written in."""
+def _upgraded(reference: Model) -> Model:
+    """Return a model at an opset that gradients are written in."""
     newer = plan_upgrade(reference.ask(graph_of), MIN_OPSET).result
-    return Model(_sized(newer.model, sample), newer.folder)
+    return Model(newer.model, newer.folder)
 
 
 def _alike(samples: Iterable[Feeds]) -> list[Feeds]:
@@ -333,8 +333,10 @@ class _Ascent:
     """Drives values of a model up.
 
     Attributes:
-        model: the model, with the sizes of the samples, at an opset that gradients are written in.
-        flat: the same without control flow, as it runs on the first sample; the model itself if that is not known.
+        model: the model, at an opset that gradients are written in. A branch that no sample takes may not suit the
+            sizes of the samples, so it has none of them.
+        flat: the same with the sizes of the samples, and without control flow, as it runs on the first one, if that is
+            known.
         names: the values, also those of bodies.
         ranges: the ranges of the inputs that may change.
         low: the low-precision type.
@@ -354,10 +356,10 @@ class _Ascent:
         self.model = model
         has_bodies = len(model.ask(graph_of).scopes) > 1
         found = flattened(model, sample) if has_bodies else None
-        self.flat, self.inner = model, dict[str, str]()
-        if found is not None:
-            self.flat, self.inner = with_joined(found)
+        self.inner: dict[str, str]
         """Value in a body -> the value of the flat model that holds what it is in all turns."""
+        flat, self.inner = (model, {}) if found is None else with_joined(found)
+        self.flat = _sized(flat, sample)
         self.names = names
         self.ranges = ranges
         self.low = low
@@ -378,7 +380,8 @@ class _Ascent:
         watched = Watched.of(self.model, names)
         every = self._stored(watched.largest(given))
         self.largest = (_magnitudes(every), {})
-        seen = {name: self._fitting(every[name]) for name in names}
+        sloping = self._reached(by_slopes=True)
+        seen = {name: self._fitting(every[name]) for name in sloping}
         seen = {name: ends for name, ends in seen.items() if ends}
         ranked = sorted(seen, key=lambda name: max(seen[name].values()), reverse=True)
         why = ""
@@ -466,15 +469,22 @@ class _Ascent:
                     moved[name] = np.asarray(drawn, np.float32)
             yield moved
 
-    def _reached(self) -> list[str]:
-        """Return the values that depend on inputs that may change, and are none of them."""
+    def _reached(self, *, by_slopes: bool = False) -> list[str]:
+        """Return the values that depend on inputs that may change, and are none of them.
+
+        Args:
+            by_slopes: only those that depend on them by floats: no gradient leads through sizes and ids.
+        """
         graph = self.flat.ask(graph_of)
         scope = graph.scopes[0]
         changed = {scope.names[name] for name in self.ranges if name in scope.names}
         inputs = set(changed)
         for node in graph.order:
-            if not changed.isdisjoint(node.reads):
-                changed.update(node.writes)
+            if changed.isdisjoint(node.reads):
+                continue
+            for value in node.writes:
+                if not by_slopes or _may_have_slope(graph, value):
+                    changed.add(value)
         own = (
             (name, scope.names.get(self.inner.get(name, name))) for name in self.names
         )
@@ -504,6 +514,12 @@ class _Ascent:
         return found
 
 
+def _may_have_slope(graph: Graph, value: int) -> bool:
+    """Return whether a value may have a gradient, by its type if that is known."""
+    kind = graph.types[value] or ""
+    return kind in ANY_FLOAT_TENSORS or not kind.startswith("tensor(")
+
+
 def _work(model: Model, sample: Feeds) -> int:
     """Return the work of a run of a model, by counting."""
     graph = model.ask(graph_of)
@@ -515,9 +531,9 @@ def _magnitudes(seen: Mapping[str, Sequence[Seen]]) -> dict[str, float]:
     return {name: max(one.magnitude for one in ends) for name, ends in seen.items()}
 
 
-def _sized(model: ModelProto, sample: Feeds) -> ModelProto:
+def _sized(model: Model, sample: Feeds) -> Model:
     """Return a model whose inputs have the sizes of a sample, because some gradients depend on them."""
-    sized = copied(model)
+    sized = copied(model.proto)
     for entry in sized.graph.input:
         array = sample.get(entry.name)
         if isinstance(array, np.ndarray) and entry.type.HasField("tensor_type"):
@@ -525,4 +541,4 @@ def _sized(model: ModelProto, sample: Feeds) -> ModelProto:
             entry.CopyFrom(
                 helper.make_tensor_value_info(entry.name, elem, array.shape)
             )
-    return sized
+    return Model(sized, model.folder)

@@ -158,6 +158,20 @@ def test_integers_are_not_moved():
     assert found.proof.is_complete
 
 
+def test_ids_that_arrive_as_floats_are_not_moved():
+    model = parse(
+        """(float[N,4] x) => (float[N,4,64] y) {
+            ids = Cast <to = 7> (x) e = Gather (table, ids) f = MatMul (e, w) g = Mul (f, f) y = Mul (g, g) }"""
+    )
+    draw = np.random.default_rng(0)
+    weights = {"table": draw.standard_normal((16, WIDTH)), "w": 0.3 * draw.standard_normal((WIDTH, WIDTH))}
+    add_weights(model, {name: array.astype(np.float32) for name, array in weights.items()})
+    found = converted(model, "--input-range", "x=0:15")["validation"]
+    assert found["proof"]["proven"] < found["proof"]["values"]
+    assert found["headroom"] is None
+    assert not found["not_run"]
+
+
 ZEROS = ",".join(["0"] * WIDTH)
 LAYERS = "a = MatMul (SOURCE, w0) b = Relu (a) [last] h = MatMul (b, w1) g = Relu (h)"
 BODIES = {
@@ -200,6 +214,18 @@ def test_values_in_bodies_are_stressed(kind):
     assert found.headroom.value == "h"
     assert found.headroom.stressed > 2 * found.headroom.seen
     assert found.headroom.stressed in [room.stressed for room in found.rooms if room.value == "h"]
+
+
+def test_a_branch_that_does_not_suit_the_sizes_of_the_samples_stands_in_no_way():
+    model = with_bodies("If", 1000)
+    branch = next(node for node in model.graph.node if node.op_type == "If").attribute[1].g
+    branch.node[0].CopyFrom(helper.make_node("MatMul", ["x", "narrow"], ["n"]))
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "M"
+    add_weights(model, {"narrow": np.zeros((WIDTH // 2, WIDTH), np.float32)})
+    one, low = Model.of(model), Model.of(convert_model(model))
+    found = Stress(FLOAT16, 4).of(one, low, requested_samples(RunOptions(dims={"M": WIDTH}), one))
+    assert found.headroom is not None, found.why
+    assert found.headroom.value == "h"
 
 
 @pytest.mark.slow

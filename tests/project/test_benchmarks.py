@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from repository import ROOT
@@ -195,9 +196,10 @@ def test_the_scoreboard_shows_the_kept_results() -> None:
 def test_the_page_of_the_verdict_shows_the_kept_results() -> None:
     import verdict
     import verdict_page
+    import verdict_sums
 
     facts = json.loads(verdict.RESULTS.read_text(encoding="utf-8"))
-    assert facts["summary"] == json.loads(json.dumps(verdict_page.summary(facts["rows"])))
+    assert facts["summary"] == json.loads(json.dumps(verdict_sums.summary(facts["rows"])))
     assert verdict_page.tables(facts) in verdict_page.PAGE.read_text(encoding="utf-8")
 
 
@@ -238,12 +240,109 @@ def test_what_no_sample_needs_in_float32_is_a_false_alarm(tmp_path: Path) -> Non
 
     model = FOLDER.parent / "models" / "decoder.onnx"
     onnx.save(onnxamp.convert_model(model, keep_high=["decoder/0/.*"]), tmp_path / "low.onnx")
-    found = false_alarms.false_alarms(model, tmp_path / "low.onnx", 0.1, by_stress=True)
+    found = false_alarms.false_alarms(model, tmp_path / "low.onnx", 0.1, reason="stress")
     assert found["hazards"][0]["hazard"] == "position"
     kept = found["validation"]
     assert kept["reason"] == "stress"
     assert not kept["fails"]
     assert 0.1 < kept["share"] < found["low"] < 1
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        ("Output 'y': relative L2 error is 0.013; the limit is 0.01.", "samples"),
+        ("With N=2048: Output 'y': relative L2 error is 0.016; the limit is 0.01.", "coverage"),
+        ("With 2 inputs made to be hard: Output 'y': Inf where the reference is finite.", "stress"),
+    ],
+)
+def test_failures_are_told_apart(failure: str, reason: str) -> None:
+    import false_alarms
+
+    assert false_alarms.reason_of(failure) == reason
+
+
+def with_two_hazards() -> onnx.ModelProto:
+    """A constant that is infinite in float16, and a guard against zero, which no random sample needs."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        two_hazards (float[4, 16] x) => (float[4, 16] y, float[4, 16] z)
+        <float large = {1e6}, float tiny = {1e-9}, int64[1] last = {-1}> {
+            m = MatMul(x, w)
+            r = Relu(m)
+            t = MatMul(r, w)
+            raised = Mul(t, large)
+            y = Div(raised, large)
+            square = Mul(t, t)
+            sum = ReduceSum(square, last)
+            guarded = Add(sum, tiny)
+            z = Div(t, guarded)
+        }"""
+    )
+    weight = np.random.default_rng(0).standard_normal((16, 16), np.float32) / 4
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    return model
+
+
+def test_hazards_that_samples_need_are_told_from_others(tmp_path: Path) -> None:
+    import false_alarms
+
+    onnx.save(with_two_hazards(), tmp_path / "model.onnx")
+    onnxamp.convert_file(tmp_path / "model.onnx", tmp_path / "low.onnx")
+    found = false_alarms.false_alarms(tmp_path / "model.onnx", tmp_path / "low.onnx", 0.0)
+    needed = {row["hazard"]: (row["fails"], row["samples"]) for row in found["hazards"] if row["share"] > 0}
+    assert needed["constant range"] == (True, 1)
+    assert needed["epsilon"] == (False, 1)
+
+
+def test_samples_on_which_the_result_fails_as_well_say_nothing(tmp_path: Path) -> None:
+    from false_alarms import Trials, Variant
+
+    model = with_two_hazards()
+    onnx.save(model, tmp_path / "model.onnx")
+    good, bad = (onnxamp.convert_model(model, force_low=low, strict_options=False) for low in ([], ["raised", "y"]))
+    trials = Trials(tmp_path / "model.onnx")
+    assert trials.on(Variant(bad, {}, good), 0.0) == {"fails": True, "samples": 1}
+    assert trials.on(Variant(bad, {}, bad), 0.0) == {"fails": False, "samples": 1}
+
+
+def test_a_corpus_is_summed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import corpora
+
+    monkeypatch.setattr(corpora, "ALARM_SECONDS", 0.0)
+    onnx.save(with_two_hazards(), tmp_path / "offset.onnx")
+    (tmp_path / "offset.json").write_text("[]")
+    np.savez(tmp_path / "offset.npz", x=np.linspace(-1, 1, 64, dtype=np.float32).reshape(4, 16))
+    (tmp_path / "broken.onnx").write_bytes(b"not a model")
+    (tmp_path / "broken.json").write_text('["--level", "O3"]')
+    corpus = next(one for one in corpora.corpora(None, tmp_path) if one.name == "cases")
+    said = list[str]()
+    row = corpora.measured_corpus(corpus, tmp_path, said.append)
+    assert [json.loads(line)["model"] for line in said] == ["broken", "offset"]
+    assert (row["models"], row["compared"]) == (2, 1)
+    assert row["verdicts"] == {"offset": "right"}
+    assert row["values"] == row["proven"] + sum(row["headroom"])
+    assert (row["false alarms"]["kept"], row["false alarms"]["needed"]) == (3, 1)
+    assert 0 < row["false alarms"]["of all traffic"] < 1
+
+
+def test_values_are_counted_by_headroom() -> None:
+    import verdict_sums
+
+    assert verdict_sums.by_headroom([0.7, 0.2, 0.02, 0.0001, 0.0], 6) == [1, 1, 1, 1, 2]
+    assert verdict_sums.by_headroom([0.7, 0.2], 1) == [0, 0, 0, 1, 0]
+
+
+def test_bounds_of_a_decoder_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import large_bounds
+    import tune
+
+    monkeypatch.setattr(large_bounds, "LARGE", tune.SMALL)
+    original, result = large_bounds.large_bounds(tmp_path)
+    for row in (original, result):
+        assert "failure" not in row
+        assert 0 < row["proven"] <= row["values"]
+    assert original["bytes"] > result["bytes"] > 1000
 
 
 def test_the_scoreboard_gives_each_failure_its_reason() -> None:
