@@ -38,7 +38,7 @@ from onnxamp._base.errors import OnnxAmpError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.work import work_of
 from onnxamp._runtime.run import Run
-from onnxamp._tuning.foreseen import judging_engine
+from onnxamp._tuning.errors.foreseen import judging_engine
 from onnxamp._tuning.metric import make_metric
 from onnxamp._tuning.runs import converted_error
 

@@ -23,8 +23,8 @@ from verdict_sums import FLOAT16_MAX, MOST_LISTED, by_headroom, facts_of, unneed
 import onnxamp
 from onnxamp._base.errors import OnnxAmpError
 from onnxamp._job.writing import Conversion
-from onnxamp._numerics import rooms
 from onnxamp._numerics.results import DiffReport
+from onnxamp._numerics.unseen import rooms
 
 ROOT = Path(__file__).resolve().parents[1]
 SEED = 77

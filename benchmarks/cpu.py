@@ -32,8 +32,8 @@ import onnxamp
 from onnxamp import BenchOptions, bench_models, convert_model, tune_model
 from onnxamp._report.formats import as_data
 from onnxamp._runtime.engines import engine_on
-from onnxamp._runtime.random_inputs import random_inputs
-from onnxamp._runtime.session import choose_provider
+from onnxamp._runtime.inputs.random_inputs import random_inputs
+from onnxamp._runtime.sessions.session import choose_provider
 from onnxamp._tuning.metric import make_metric
 
 ROOT: Final = Path(__file__).resolve().parents[1]

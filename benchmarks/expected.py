@@ -33,8 +33,8 @@ from onnxamp import OnnxAmpError
 from onnxamp._model.model import Model
 from onnxamp._runtime.engines import on_cpu
 from onnxamp._runtime.run import Run
-from onnxamp._tuning.expected import QUANTILE
-from onnxamp._tuning.foreseen import expected_errors, judging_engine
+from onnxamp._tuning.errors.expected import QUANTILE
+from onnxamp._tuning.errors.foreseen import expected_errors, judging_engine
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 FACTOR, SHARE = 1.5, 0.9

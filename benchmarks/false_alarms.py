@@ -29,9 +29,9 @@ from onnxamp._model.model import Model, ModelSource
 from onnxamp._numerics.comparison import Comparison
 from onnxamp._numerics.sample_diff import result_on
 from onnxamp._runtime.engines import OutputCache, Session
+from onnxamp._runtime.inputs.samples import Samples
 from onnxamp._runtime.requested import requested_samples
 from onnxamp._runtime.run import Run, RunOptions
-from onnxamp._runtime.samples import Samples
 
 Facts = dict[str, Any]
 Convert = Callable[..., ModelProto]

@@ -34,7 +34,7 @@ import onnxamp
 from onnxamp import BenchReport, bench_models, convert_model, diff_models
 from onnxamp._audit.bench import BenchOptions
 from onnxamp._report.formats import as_data
-from onnxamp._runtime.session import choose_provider
+from onnxamp._runtime.sessions.session import choose_provider
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PACKAGES: Final = (

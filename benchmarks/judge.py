@@ -12,7 +12,7 @@ from typing import Any
 
 from onnxamp import OnnxAmpError, diff_models
 from onnxamp._model.model import find_data_files, folder_of, load_model
-from onnxamp._runtime.session import make_session
+from onnxamp._runtime.sessions.session import make_session
 
 
 def casts(path: Path) -> int:

@@ -19,7 +19,7 @@ from subjects import Graph
 import onnxamp
 from onnxamp._gradients.writer import MIN_OPSET
 from onnxamp._model.model import Model
-from onnxamp._numerics.climb import Climb
+from onnxamp._numerics.unseen.climb import Climb
 
 LARGEST = 20_000.0
 """The largest magnitude of the planted value on random inputs."""

@@ -28,8 +28,8 @@ from verdict_page import PAGE
 
 import onnxamp
 from onnxamp._model.model import Model
-from onnxamp._numerics.climb import Climb
-from onnxamp._numerics.errors_sought import Pair
+from onnxamp._numerics.unseen.climb import Climb
+from onnxamp._numerics.unseen.errors_sought import Pair
 from onnxamp._runtime.engines import choose_engine, on_cpu
 
 RESULTS = Path(__file__).parent / "results" / "planted_errors.json"

@@ -34,9 +34,9 @@ from onnxamp._graph.view import ABSENT
 from onnxamp._model.model import Model
 from onnxamp._options.values import Rescaling, Unfit
 from onnxamp._runtime.engines import engine_on
+from onnxamp._runtime.inputs.samples import as_samples
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.samples import as_samples
-from onnxamp._runtime.session import bind, make_session
+from onnxamp._runtime.sessions.session import bind, make_session
 from onnxamp._tuning.ranges import largest_magnitudes
 
 WAYS: Final = ("rescaled", "islands", "folded", "small", "plain")

@@ -60,7 +60,7 @@ CURE_SECONDS = 600
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "ONNXAMP_THREADS": "1"}
 
 COMMAND = f"""
-from onnxamp._numerics import rooms
+from onnxamp._numerics.unseen import rooms
 from onnxamp.__main__ import main
 rooms.{MOST_LISTED} = 1 << 30
 main()

@@ -6,7 +6,7 @@ from typing import Any
 
 FLOAT16_MAX = 65_504.0
 MOST_LISTED = "_MOST"
-"""What limits the values that reports list by their headroom, in onnxamp._numerics.rooms."""
+"""What limits the values that reports list by their headroom, in onnxamp._numerics.unseen.rooms."""
 HEADROOM = (0.01, 0.1, 0.5)
 """Shares of float16's range between which values that are not proven are counted."""
 

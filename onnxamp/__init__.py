@@ -63,11 +63,13 @@ if TYPE_CHECKING:
     from onnxamp._numerics.results import RunCheck as RunCheck
     from onnxamp._options.options import Options as Options
     from onnxamp._report.progress import progress_bar as progress_bar
-    from onnxamp._rewrite.casts import remove_redundant_casts as remove_redundant_casts
-    from onnxamp._runtime.samples import Samples as Samples
-    from onnxamp._runtime.samples import load_samples as load_samples
-    from onnxamp._runtime.samples import random_samples as random_samples
-    from onnxamp._runtime.starting import custom_ops as custom_ops
+    from onnxamp._rewrite.passes.casts import (
+        remove_redundant_casts as remove_redundant_casts,
+    )
+    from onnxamp._runtime.inputs.samples import Samples as Samples
+    from onnxamp._runtime.inputs.samples import load_samples as load_samples
+    from onnxamp._runtime.inputs.samples import random_samples as random_samples
+    from onnxamp._runtime.sessions.starting import custom_ops as custom_ops
     from onnxamp._text.decoder import Prompts as Prompts
     from onnxamp._tuning.results import Tuned as Tuned
     from onnxamp._tuning.results import TunedModel as TunedModel
@@ -126,10 +128,10 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "_numerics.results": ("DiffReport", "RunCheck"),
     "_options.options": ("Options",),
     "_report.progress": ("progress_bar",),
-    "_rewrite.casts": ("remove_redundant_casts",),
+    "_rewrite.passes.casts": ("remove_redundant_casts",),
     "_text.decoder": ("Prompts",),
-    "_runtime.samples": ("Samples", "load_samples", "random_samples"),
-    "_runtime.starting": ("custom_ops",),
+    "_runtime.inputs.samples": ("Samples", "load_samples", "random_samples"),
+    "_runtime.sessions.starting": ("custom_ops",),
     "_tuning.results": ("Tuned", "TunedModel"),
     "amp": (
         "auto_cast",

@@ -30,8 +30,8 @@ from onnxamp._options.lists import (
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level, checked_flag, checked_names, checked_word
 from onnxamp._report import as_sentence
-from onnxamp._runtime.plugins import compute_capability
-from onnxamp._runtime.session import cuda_available
+from onnxamp._runtime.sessions.plugins import compute_capability
+from onnxamp._runtime.sessions.session import cuda_available
 
 _LEVELS: Final = ("O0", "O1", "O2", "O3")
 

@@ -37,7 +37,7 @@ from onnxamp import OnnxAmpError
 from onnxamp._facts.kernels import takes_anywhere
 from onnxamp._facts.signature import lookup
 from onnxamp._runtime.engines import engine_on
-from onnxamp._runtime.session import assigned_nodes, choose_provider, make_session, run
+from onnxamp._runtime.sessions.session import assigned_nodes, choose_provider, make_session, run
 
 TARGETS = Path(__file__).resolve().parents[1] / "onnxamp" / "_data" / "targets"
 HEAD = "# Which normalizations and means sum up in float32 on {}; ../README.md explains the fields.\n"

@@ -45,7 +45,7 @@ sys.path.insert(0, str(ROOT))
 from onnxamp import OnnxAmpError  # noqa: E402 - behind the path that it is found on
 from onnxamp._facts.formulas import compute  # noqa: E402
 from onnxamp._runtime.engines import engine_on  # noqa: E402
-from onnxamp._runtime.session import assigned_nodes, choose_provider, make_session, run  # noqa: E402
+from onnxamp._runtime.sessions.session import assigned_nodes, choose_provider, make_session, run  # noqa: E402
 
 TARGETS = ROOT / "onnxamp" / "_data" / "targets"
 TERMS = 4096

@@ -36,10 +36,10 @@ from op_forms import FLOATS, Form, Types, body_forms, elem, node_forms, random_f
 from onnxamp import OnnxAmpError
 from onnxamp._facts.dtypes import ELEM_NUMBERS
 from onnxamp._facts.targets import older_installed, release
-from onnxamp._graph.freedom import Typed, runs_on
+from onnxamp._graph.targets.freedom import Typed, runs_on
 from onnxamp._runtime.building import Child
 from onnxamp._runtime.servers import answer_with
-from onnxamp._runtime.session import assigned_nodes, make_session, run
+from onnxamp._runtime.sessions.session import assigned_nodes, make_session, run
 
 EXPORTS = ROOT / "tests" / "exports.toml"
 LEFT = "left to the CPU"

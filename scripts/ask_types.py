@@ -52,8 +52,8 @@ from onnxamp._facts.ops import op_facts
 from onnxamp._facts.providers import kernel_limit
 from onnxamp._facts.signature import Signature
 from onnxamp._runtime.building import EngineBuilder
-from onnxamp._runtime.plugins import plugin_called
-from onnxamp._runtime.session import assigned_nodes, make_session
+from onnxamp._runtime.sessions.plugins import plugin_called
+from onnxamp._runtime.sessions.session import assigned_nodes, make_session
 
 SECONDS = 120
 OTHER = "other"

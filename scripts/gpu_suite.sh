@@ -14,7 +14,7 @@ export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 status=0
 case " $* " in
 *" --provider cpu "*) ;;
-*) "$python" -c 'import sys; from onnxamp._runtime.session import cuda_trouble as why
+*) "$python" -c 'import sys; from onnxamp._runtime.sessions.session import cuda_trouble as why
 sys.exit(why() and f"CUDA cannot be used here: {why()}.")' || exit 1 ;;
 esac
 # File by file: what crashes takes no other tests with it. Last what can be tested without a GPU, too.

@@ -213,7 +213,7 @@ def read_plugin(name: str) -> dict[str, dict]:
 
     sys.path.insert(0, str(ROOT))
     from onnxamp import OnnxAmpError  # noqa: PLC0415
-    from onnxamp._runtime.plugins import engine_called  # noqa: PLC0415
+    from onnxamp._runtime.sessions.plugins import engine_called  # noqa: PLC0415
 
     try:
         provider = engine_called(name).provider

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from onnxamp._base.errors import RuntimeFailure
-from onnxamp._runtime.plugins import engine_called, plugin_called
+from onnxamp._runtime.sessions.plugins import engine_called, plugin_called
 
 SOURCE = Path(__file__).parent / "standin" / "any_cpu.c"
 

@@ -8,7 +8,7 @@ from onnx import GraphProto, ModelProto
 from onnxamp._audit import Audit
 from onnxamp._audit.audit import audit_model
 from onnxamp._base.errors import OnnxAmpError
-from onnxamp._runtime.session import Provider, assigned_nodes, make_session
+from onnxamp._runtime.sessions.session import Provider, assigned_nodes, make_session
 
 
 def disagreements(model: ModelProto, provider: Provider) -> list[str]:

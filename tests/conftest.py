@@ -76,7 +76,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(trouble)
     if item.get_closest_marker("webgpu") is not None:
         from onnxamp._base.errors import RuntimeFailure
-        from onnxamp._runtime.plugins import engine_called
+        from onnxamp._runtime.sessions.plugins import engine_called
 
         try:
             engine_called("webgpu")

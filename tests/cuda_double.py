@@ -10,8 +10,8 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from onnxamp._runtime import plugins
-from onnxamp._runtime.session import cuda_trouble
+from onnxamp._runtime.sessions import plugins
+from onnxamp._runtime.sessions.session import cuda_trouble
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 

@@ -13,9 +13,9 @@ from onnxamp._facts.devices import device_called
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import Prepared, prepare
-from onnxamp._tuning.expected import ExpectedErrors
-from onnxamp._tuning.lowered import Settled
-from onnxamp._tuning.space import SearchSpace, find_space
+from onnxamp._tuning.choices.space import SearchSpace, find_space
+from onnxamp._tuning.errors.expected import ExpectedErrors
+from onnxamp._tuning.errors.lowered import Settled
 
 
 def prepared(model: ModelProto, level: str = "O2", **options: Any) -> Prepared:

@@ -19,7 +19,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import infer_types
 from onnxamp._graph.view import scope_graphs
 from onnxamp._model.blobs import WeightConverter
-from onnxamp._rewrite.apply import apply_edits
+from onnxamp._rewrite.edits.apply import apply_edits
 
 LOW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 FLOATS = frozenset(("tensor(float)", "tensor(float16)", "tensor(bfloat16)"))

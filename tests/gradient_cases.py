@@ -13,8 +13,8 @@ from onnx import ModelProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from onnxamp._graph.freedom import Typed, runs_on
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.targets.freedom import Typed, runs_on
 from onnxamp._graph.types import bind, infer_types
 from onnxamp._graph.view import ABSENT
 from onnxamp.train import Gradients, add_gradients

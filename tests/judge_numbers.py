@@ -18,7 +18,7 @@ from onnx.reference.ops.op_rms_normalization import RMSNormalization as Evaluate
 
 from onnxamp._facts.targets import older_installed
 from onnxamp._runtime.emulate import emulate
-from onnxamp._runtime.session import run
+from onnxamp._runtime.sessions.session import run
 
 LOW_DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 LOW_ELEMS = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}

@@ -11,8 +11,8 @@ from onnxamp._convert.plan import HazardRow, Plan, PlanRow
 from onnxamp._convert.summary import KeptWeight, Summary
 from onnxamp._job.writing import Conversion
 from onnxamp._model.weights import ConversionCounts
-from onnxamp._numerics.compare import compare
-from onnxamp._numerics.metrics import Measurement
+from onnxamp._numerics.differences.compare import compare
+from onnxamp._numerics.differences.metrics import Measurement
 from onnxamp._numerics.results import Cure, DiffReport, FirstBad, Judgement, LayerDiff, RunCheck, ValueCheck
 from onnxamp._options.options import Options
 from onnxamp._report.html import Page, conversion_page

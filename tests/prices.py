@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from onnxamp._convert.analysis import Analysis
-from onnxamp._decide.ports import HIGH, LOW, NONE
 from onnxamp._decide.precision import DUPLICATE
+from onnxamp._decide.variables.ports import HIGH, LOW, NONE
 from onnxamp._facts.dtypes import FLOAT, LOW_TENSORS
 from onnxamp._facts.ops import op_facts
 from onnxamp._facts.targets import LAUNCH, target_of

@@ -21,7 +21,7 @@ from onnx import numpy_helper
 from properties import WAYS, Way, graphs, unchanged, violations
 
 from onnxamp._base.errors import OnnxAmpError
-from onnxamp._runtime.random_inputs import random_inputs
+from onnxamp._runtime.inputs.random_inputs import random_inputs
 
 TINY = 2.0**-14
 """The smallest number that float16 holds as precisely as others."""

@@ -35,20 +35,25 @@ from onnxamp._model.sources import unchanged_sources
 from onnxamp._numerics.saturation import Saturation, may_saturate, saturation_of
 from onnxamp._runtime.building import OPENED, load_file
 from onnxamp._runtime.engines import CudaEngine, Engine, choose_engine
-from onnxamp._runtime.random_inputs import random_inputs
-from onnxamp._runtime.samples import draw_of
-from onnxamp._runtime.session import Provider, assigned_nodes, bind, make_session
-from onnxamp._runtime.shell import take_weights
-from onnxamp._runtime.sizes import listed
-from onnxamp._runtime.starting import (
+from onnxamp._runtime.inputs.random_inputs import random_inputs
+from onnxamp._runtime.inputs.samples import draw_of
+from onnxamp._runtime.inputs.suited import suited
+from onnxamp._runtime.piecewise.shell import take_weights
+from onnxamp._runtime.sessions.session import (
+    Provider,
+    assigned_nodes,
+    bind,
+    make_session,
+)
+from onnxamp._runtime.sessions.starting import (
     disabled_sentence,
     optimizers_to_disable,
     save_spilled,
     unfolded,
     without_optimizers,
 )
-from onnxamp._runtime.suited import suited
-from onnxamp._runtime.values import Feed, check_inputs
+from onnxamp._runtime.sessions.values import Feed, check_inputs
+from onnxamp._runtime.sizes import listed
 
 Told: TypeAlias = Callable[[int, int], None]
 Source: TypeAlias = ModelProto | str | PathLike[str]

@@ -21,9 +21,15 @@ from onnxamp._facts.providers import computes_low, kernel_limit
 from onnxamp._facts.signature import Signature
 from onnxamp._facts.tables import device_of, target_table
 from onnxamp._facts.targets import CPU, cpu_of, target_of, version_of
-from onnxamp._graph.freedom import Typed, deciding_form, fails, has_kernel, runs_on
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
+from onnxamp._graph.targets.freedom import (
+    Typed,
+    deciding_form,
+    fails,
+    has_kernel,
+    runs_on,
+)
 from onnxamp._graph.types import bind_node
 from onnxamp._graph.view import ABSENT, Node, Origin, View
 

@@ -26,13 +26,13 @@ from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.types import bind, declared_type
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import default_domain, fed_inputs
-from onnxamp._rewrite.cast_pairs import find_pairs
-from onnxamp._rewrite.casts import redundant_casts
-from onnxamp._rewrite.node_faults import wanted_type
-from onnxamp._rewrite.verify import type_conflicts
-from onnxamp._runtime.input_shapes import has_shape, shape_of
+from onnxamp._rewrite.checks.node_faults import wanted_type
+from onnxamp._rewrite.checks.verify import type_conflicts
+from onnxamp._rewrite.passes.cast_pairs import find_pairs
+from onnxamp._rewrite.passes.casts import redundant_casts
+from onnxamp._runtime.inputs.shapes import has_shape, shape_of
+from onnxamp._runtime.sessions.starting import trial
 from onnxamp._runtime.sizes import Sizes, listed
-from onnxamp._runtime.starting import trial
 
 _RETYPE: Final = (
     "Insert a Cast, or convert the float32 original again (onnxamp convert)."

@@ -11,9 +11,9 @@ from math import inf, sqrt
 from typing import Final, TypeAlias
 
 from onnxamp._audit import Finding, finding
-from onnxamp._decide.fusion_groups import absorbed_casts
 from onnxamp._decide.kinds import Harm, HazardKind, find_hazards, hazards_on, kinds
-from onnxamp._decide.patterns import patterns_of
+from onnxamp._decide.patterns.find import patterns_of
+from onnxamp._decide.patterns.fusion_groups import absorbed_casts
 from onnxamp._facts.dtypes import FLOAT, FLOAT16, Format, lows_among
 from onnxamp._facts.ops import is_exact, op_facts
 from onnxamp._graph.graph import Graph

@@ -36,7 +36,7 @@ from onnxamp._options.lists import (
     preset,
     stated_in,
 )
-from onnxamp._rewrite.upgrade_rules import upgrade_rows
+from onnxamp._rewrite.passes.upgrade_rules import upgrade_rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from onnxamp._audit import Finding, finding
 from onnxamp._facts.tables import device_of
 from onnxamp._facts.targets import CPU, version_of
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.optimizers import optimizer_faults
+from onnxamp._graph.targets.optimizers import optimizer_faults
 from onnxamp._model.model import Model
 from onnxamp._runtime.building import OPENED, load_file
 

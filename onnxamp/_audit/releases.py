@@ -10,7 +10,7 @@ from onnxamp._facts.dtypes import FORMATS
 from onnxamp._facts.tables import device_of
 from onnxamp._facts.targets import known_versions, release, target_of, version_of
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.wrong_kernels import wrong_kernels
+from onnxamp._graph.targets.wrong_kernels import wrong_kernels
 
 
 def loads_from(graph: Graph, model: ModelProto, target: str) -> LoadsFrom | None:

@@ -36,8 +36,8 @@ from onnxamp._runtime.profile import (
     profiled_run,
     times_of,
 )
-from onnxamp._runtime.session import Provider, short_provider
-from onnxamp._runtime.values import Feed
+from onnxamp._runtime.sessions.session import Provider, short_provider
+from onnxamp._runtime.sessions.values import Feed
 
 
 class Executed(NamedTuple):
@@ -194,7 +194,7 @@ def profiled(
         feeds: arrays by input name.
         provider: where to run it.
         cuda_options: options of the CUDA provider.
-        threads: as for :func:`~onnxamp._runtime.session.make_session`.
+        threads: as for :func:`~onnxamp._runtime.sessions.session.make_session`.
 
     Raises:
         RuntimeFailure: the model does not run, an input is not a tensor, or the process ends without a profile.

@@ -22,9 +22,9 @@ from onnxamp._facts.dtypes import (
 )
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.numbers.scales import magnitudes
 from onnxamp._graph.quantized import quantized_nodes
 from onnxamp._graph.raised import RaisedGraph
-from onnxamp._graph.scales import magnitudes
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.protos import stored_bytes, tensors_of
 from onnxamp._model.weights import blocks_of, read_array

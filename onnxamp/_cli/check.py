@@ -30,9 +30,9 @@ from onnxamp._report.html import check_page
 from onnxamp._report.html.render import write_page
 from onnxamp._report.parts import Status
 from onnxamp._report.progress import progress_bar
+from onnxamp._runtime.inputs.samples import Samples
 from onnxamp._runtime.requested import requested_samples
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.samples import Samples
 from onnxamp._tuning.cure_check import check_whole, cure_run, cure_whole, find_fit
 
 

@@ -40,7 +40,7 @@ from onnxamp._runtime.sizes import Sizes
 if TYPE_CHECKING:
     from onnxamp._job.pipeline import Outcome
     from onnxamp._report import parts
-    from onnxamp._runtime.samples import Samples, SampleSource
+    from onnxamp._runtime.inputs.samples import Samples, SampleSource
 
 Given: TypeAlias = SimpleNamespace
 """The arguments and options of a command, by name."""
@@ -346,7 +346,7 @@ def given_samples(given: Given) -> "Samples | None":
         raise ArgumentError(
             "--inputs replaces random inputs, so --samples, --dim and --seed have no effect."
         )
-    from onnxamp._runtime.samples import load_samples  # noqa: PLC0415 - only what runs models needs it
+    from onnxamp._runtime.inputs.samples import load_samples  # noqa: PLC0415 - only what runs models needs it
 
     return load_samples(given.inputs)
 

@@ -35,7 +35,7 @@ from onnxamp._report.html.render import write_page
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.requested import requested_samples
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.session import choose_provider
+from onnxamp._runtime.sessions.session import choose_provider
 from onnxamp._tuning.cure import Recipe, cure_conversion, other_ways
 
 

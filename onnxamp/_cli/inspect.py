@@ -21,14 +21,14 @@ from onnxamp._job.expecting import foreseen
 from onnxamp._job.headroom import headroom_of
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
-from onnxamp._numerics.stressed import Room
+from onnxamp._numerics.unseen.stressed import Room
 from onnxamp._report.casts import casts_report
 from onnxamp._report.inspect import inspection_report
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.run import RunOptions
 
 if TYPE_CHECKING:
-    from onnxamp._tuning.foreseen import Known
+    from onnxamp._tuning.errors.foreseen import Known
 
 Counts: TypeAlias = Counter[tuple[str, str]]
 """Nodes by op type and precision."""

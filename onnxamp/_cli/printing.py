@@ -11,7 +11,7 @@ from onnxamp._report.console import fitted, is_screen, make_console
 from onnxamp._report.formats import as_markdown, document
 from onnxamp._report.parts import Report
 from onnxamp._report.terminal import print_report
-from onnxamp._runtime.session import idle_gpu
+from onnxamp._runtime.sessions.session import idle_gpu
 
 
 def print_warning(text: str) -> None:

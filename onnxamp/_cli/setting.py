@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from onnxamp._model.sources import watched_sources
-from onnxamp._runtime.starting import custom_ops
+from onnxamp._runtime.sessions.starting import custom_ops
 
 
 @contextmanager

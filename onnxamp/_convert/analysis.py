@@ -4,17 +4,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from onnxamp._base.public import no_collections
-from onnxamp._decide.pins import Pins, find_pins
-from onnxamp._decide.ports import PortVariables
+from onnxamp._decide.pins.find import Pins, find_pins
 from onnxamp._decide.precision import CutProblem, Decision, Prices, verdict_on
 from onnxamp._decide.problem import Problem, find_problem
+from onnxamp._decide.variables.ports import PortVariables
 from onnxamp._decide.verdicts import Basis, Verdict
 from onnxamp._facts.dtypes import FLOAT
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import Node, Ports
 from onnxamp._options.options import Options
-from onnxamp._rewrite.apply import Edits
-from onnxamp._rewrite.plan_edits import plan_edits
+from onnxamp._rewrite.edits.apply import Edits
+from onnxamp._rewrite.edits.plan_edits import plan_edits
 from onnxamp._rewrite.prepare import Prepared
 
 

@@ -16,8 +16,8 @@ from onnxamp._convert.units import find_units, lowered, stranded
 from onnxamp._convert.upgrades import Upgrades, unproven_at
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
-from onnxamp._rewrite.fold import output_of
-from onnxamp._rewrite.fold_search import Fold
+from onnxamp._rewrite.passes.fold import output_of
+from onnxamp._rewrite.passes.fold_search import Fold
 from onnxamp._rewrite.prepare import Prepared, Start
 
 

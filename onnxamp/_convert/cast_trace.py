@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from onnxamp._base.errors import ArgumentError, suggestion
 from onnxamp._convert.analysis import Analysis, analyze
-from onnxamp._decide.ports import HIGH, LOW, NONE, PortVariables
+from onnxamp._decide.variables.ports import HIGH, LOW, NONE, PortVariables
 from onnxamp._decide.verdicts import Verdict, option_for, told
 from onnxamp._facts.dtypes import (
     FLOAT,
@@ -28,7 +28,7 @@ from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes
 from onnxamp._rewrite import Draft
-from onnxamp._rewrite.apply import NewCast
+from onnxamp._rewrite.edits.apply import NewCast
 from onnxamp._rewrite.prepare import PASSES
 
 _CASTING: Final = frozenset({"Cast", "CastLike"})

@@ -28,11 +28,11 @@ from onnxamp._model.model import Model, load_external_data
 from onnxamp._model.protos import copied
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
-from onnxamp._rewrite.apply import apply_edits, copy_to_edit
 from onnxamp._rewrite.avoid_optimizers import avoid_optimizers
-from onnxamp._rewrite.checker import check_result
+from onnxamp._rewrite.checks.checker import check_result
+from onnxamp._rewrite.checks.verify import verify
+from onnxamp._rewrite.edits.apply import apply_edits, copy_to_edit
 from onnxamp._rewrite.prepare import Prepared
-from onnxamp._rewrite.verify import verify
 
 ATTEMPTS: Final = 9
 """Attempts before the whole model stays in float32. Each one keeps more nodes in float32 than the one before."""
@@ -230,8 +230,8 @@ def rewritten(
         given: the model before it was prepared, whose faults are not those of the result.
 
     Raises:
-        InternalError, ModelError: see :func:`onnxamp._rewrite.checker.check_result` and
-            :func:`onnxamp._rewrite.verify.verify`.
+        InternalError, ModelError: see :func:`onnxamp._rewrite.checks.checker.check_result` and
+            :func:`onnxamp._rewrite.checks.verify.verify`.
     """
     graph = analysis.graph
     options = analysis.options

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from onnxamp._convert.analysis import Analysis, low_nodes
-from onnxamp._decide.ports import NONE, PortVariables
 from onnxamp._decide.precision import Decision
+from onnxamp._decide.variables.ports import NONE, PortVariables
 from onnxamp._facts.devices import DEFAULT_DEVICE, Device, device_called
 from onnxamp._facts.dtypes import FLOAT16, FLOAT32_BYTES, FLOAT_TENSORS, Format
 from onnxamp._facts.ops import op_facts
@@ -30,7 +30,7 @@ from onnxamp._graph.work import Work, work_with
 from onnxamp._options.options import Options
 
 if TYPE_CHECKING:
-    from onnxamp._runtime.values import Feed
+    from onnxamp._runtime.sessions.values import Feed
 
 UNIT_US: Final = 0.0327
 """Microseconds of one cost unit of the cut: 32,768 bytes at 1 TB/s, see :mod:`onnxamp._decide.precision`."""

@@ -7,15 +7,15 @@ from typing import Final
 from onnxamp._base.words import count
 from onnxamp._convert.analysis import Analysis, is_low
 from onnxamp._convert.upgrades import held_back
-from onnxamp._decide.fusion_groups import constant_batch_norms
 from onnxamp._decide.kinds import Harm, kinds
+from onnxamp._decide.patterns.fusion_groups import constant_batch_norms
 from onnxamp._decide.verdicts import Basis, Reason
 from onnxamp._facts.dtypes import FLOAT_TENSORS
 from onnxamp._graph.graph import Graph
 from onnxamp._options.values import Level
-from onnxamp._rewrite.fold import reachable, told
-from onnxamp._rewrite.fold_search import Fold, batch_norms, find_folds
-from onnxamp._rewrite.upgrade import plan_upgrade
+from onnxamp._rewrite.passes.fold import reachable, told
+from onnxamp._rewrite.passes.fold_search import Fold, batch_norms, find_folds
+from onnxamp._rewrite.passes.upgrade import plan_upgrade
 
 _OF_BATCH_NORMS: Final = frozenset({Reason.NO_KERNEL, Reason.BLACK})
 """Reasons that keep a BatchNormalization in float32, but not the Conv whose weights it is folded into."""

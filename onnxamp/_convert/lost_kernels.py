@@ -9,11 +9,11 @@ from onnxamp._facts.ops import op_facts
 from onnxamp._facts.signature import lookup
 from onnxamp._facts.tables import device_of
 from onnxamp._facts.targets import CPU, cpu_of, target_of, with_kernels
-from onnxamp._graph.freedom import Typed, runs_on
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.targets.freedom import Typed, runs_on
 from onnxamp._graph.view import ABSENT
-from onnxamp._rewrite.upgrade import Obstacle
-from onnxamp._rewrite.upgrade_rules import steps_of
+from onnxamp._rewrite.passes.upgrade import Obstacle
+from onnxamp._rewrite.passes.upgrade_rules import steps_of
 
 
 def fallen(before: Analysis, after: Analysis) -> str:

@@ -13,7 +13,7 @@ from onnxamp._base.public import Shown
 from onnxamp._base.state import as_data, from_data
 from onnxamp._convert.analysis import Analysis
 from onnxamp._decide.kinds import Hazard
-from onnxamp._decide.variable_names import variable_names
+from onnxamp._decide.variables.names import variable_names
 from onnxamp._decide.verdicts import told
 from onnxamp._facts.dtypes import FLOAT, LOW_TENSORS
 from onnxamp._facts.ops import op_facts

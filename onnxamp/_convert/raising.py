@@ -10,7 +10,7 @@ from onnxamp._graph.view import inline_functions
 from onnxamp._model.model import Model, weight_bytes
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
-from onnxamp._rewrite.casts import remove_redundant_casts
+from onnxamp._rewrite.passes.casts import remove_redundant_casts
 from onnxamp._rewrite.prepare import Start, start
 
 

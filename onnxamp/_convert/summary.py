@@ -9,7 +9,7 @@ from typing import Final
 
 from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.plan import Plan
-from onnxamp._decide.ports import HIGH, NONE
+from onnxamp._decide.variables.ports import HIGH, NONE
 from onnxamp._decide.verdicts import Reason, told
 from onnxamp._facts.dtypes import FLOAT, FLOAT32_BYTES, FORMATS
 from onnxamp._facts.ops import op_facts

@@ -10,15 +10,15 @@ from onnxamp._convert.analysis import Analysis, is_low
 from onnxamp._decide.kinds import breaks_always
 from onnxamp._decide.listed import find_listed
 from onnxamp._decide.overrides import find_overrides
-from onnxamp._decide.patterns import GROWING, TIED, find_patterns
-from onnxamp._decide.quantized_units import bounded_nodes
+from onnxamp._decide.patterns.find import GROWING, TIED, find_patterns
+from onnxamp._decide.patterns.quantized_units import bounded_nodes
 from onnxamp._facts.kernels import takes_anywhere
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.match import Match, form_table, readers_of
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
-from onnxamp._rewrite.fold import output_of, within_reach
-from onnxamp._rewrite.fold_search import Fold, folds_of
+from onnxamp._rewrite.passes.fold import output_of, within_reach
+from onnxamp._rewrite.passes.fold_search import Fold, folds_of
 from onnxamp._rewrite.prepare import Start
 
 

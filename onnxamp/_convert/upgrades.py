@@ -14,21 +14,21 @@ from onnxamp._convert.analysis import Analysis, Decided, analyze
 from onnxamp._convert.estimate import time_on_target
 from onnxamp._convert.lost_kernels import fallen, lost_kernel, lost_low_kernel
 from onnxamp._decide.listed import unmet_lists
-from onnxamp._decide.ports import Layout
+from onnxamp._decide.variables.ports import Layout
 from onnxamp._decide.verdicts import Reason
 from onnxamp._facts.dtypes import FLOAT, retyped
 from onnxamp._facts.ops import op_facts
 from onnxamp._facts.signature import Signature, newer_versions
 from onnxamp._facts.targets import release
-from onnxamp._graph.freedom import Typed, freedom
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.targets.freedom import Typed, freedom
 from onnxamp._graph.types import bind_node
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
+from onnxamp._rewrite.passes.upgrade import Obstacle, Upgrade, plan_upgrade
+from onnxamp._rewrite.passes.upgrade_rules import newest_loaded
 from onnxamp._rewrite.prepare import Prepared
-from onnxamp._rewrite.upgrade import Obstacle, Upgrade, plan_upgrade
-from onnxamp._rewrite.upgrade_rules import newest_loaded
 
 
 @dataclass(frozen=True)

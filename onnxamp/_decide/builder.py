@@ -1,6 +1,6 @@
 """Casts that the builder of a target rejects, by the rules in its ``builder.toml``: where in a graph they apply.
 
-:mod:`onnxamp._decide.builder_pins` says what follows for the precision of variables.
+:mod:`onnxamp._decide.pins.builder` says what follows for the precision of variables.
 """
 
 from collections.abc import Iterator, Mapping

@@ -8,9 +8,9 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from onnxamp._base.errors import first_of
-from onnxamp._decide.named_forms import named_forms, named_nodes, unrecognized
-from onnxamp._decide.ports import HIGH, PortVariables
-from onnxamp._decide.variables import unknown_floats
+from onnxamp._decide.patterns.named import named_forms, named_nodes, unrecognized
+from onnxamp._decide.variables.find import unknown_floats
+from onnxamp._decide.variables.ports import HIGH, PortVariables
 from onnxamp._decide.verdicts import Reason, Verdict, told
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import op_facts

@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import attribute_of, op_facts
-from onnxamp._graph.distances import cosine_nodes
 from onnxamp._graph.exact_walks import makers_through_exact
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.numbers.distances import cosine_nodes
 from onnxamp._graph.view import Node
 
 

@@ -17,10 +17,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from onnxamp._decide.mincut import INFINITE, Network
-from onnxamp._decide.pins import Pins
-from onnxamp._decide.ports import HIGH, LOW, NONE
+from onnxamp._decide.pins.find import Pins
 from onnxamp._decide.problem import Problem
 from onnxamp._decide.unrounded import all_constants, find_unrounded
+from onnxamp._decide.variables.ports import HIGH, LOW, NONE
 from onnxamp._decide.verdicts import Reason, Verdict, told
 from onnxamp._facts.dtypes import FLOAT, FLOAT32_BYTES, element_name, is_lossless
 from onnxamp._facts.ops import op_facts

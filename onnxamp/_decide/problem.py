@@ -8,8 +8,7 @@ from onnx import ModelProto
 
 from onnxamp._base.errors import OpsetError
 from onnxamp._base.public import no_collections
-from onnxamp._decide.exponent_rows import fitting_sums
-from onnxamp._decide.fusion_groups import absorbed_casts, batch_norm_folds, skip_sums
+from onnxamp._decide.exponents.rows import fitting_sums
 from onnxamp._decide.kinds import (
     Hazard,
     HazardKind,
@@ -19,19 +18,24 @@ from onnxamp._decide.kinds import (
 )
 from onnxamp._decide.listed import Listed, find_listed
 from onnxamp._decide.overrides import Overrides, find_overrides
-from onnxamp._decide.patterns import TIED, patterns_of
-from onnxamp._decide.ports import PortVariables
+from onnxamp._decide.patterns.find import TIED, patterns_of
+from onnxamp._decide.patterns.fusion_groups import (
+    absorbed_casts,
+    batch_norm_folds,
+    skip_sums,
+)
+from onnxamp._decide.patterns.quantized_units import bounded_nodes
+from onnxamp._decide.patterns.split_products import SUM, split_products, sums_low
 from onnxamp._decide.proofs import undisproved
-from onnxamp._decide.quantized_units import bounded_nodes
-from onnxamp._decide.split_products import SUM, split_products, sums_low
-from onnxamp._decide.variables import find_variables
+from onnxamp._decide.variables.find import find_variables
+from onnxamp._decide.variables.ports import PortVariables
 from onnxamp._facts.ops import op_facts
 from onnxamp._facts.targets import target_of
-from onnxamp._graph.freedom import Freedom, Typed, deciding_form, freedom
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.masks.added import AddedMasks, may_be_bounded
 from onnxamp._graph.masks.made import bounded_masks
 from onnxamp._graph.masks.paths import sentinel_paths
+from onnxamp._graph.targets.freedom import Freedom, Typed, deciding_form, freedom
 from onnxamp._model.protos import opset_imports
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
@@ -50,13 +54,13 @@ class Problem(NamedTuple):
         folded: normalizations that ONNX Runtime folds into the node before them, and sums over the parts of a product.
         unfit: constants, and what is moved from them, with numbers that low precision cannot hold.
         constant_fed: exact ops on constants alone. At O3, a look-up in a constant counts only if the constant is unfit.
-        joined: see :func:`onnxamp._decide.fusion_groups.skip_sums`.
+        joined: see :func:`onnxamp._decide.patterns.fusion_groups.skip_sums`.
         shares: nodes that lose digits by a hazard -> its kind, and their squared error as a share of what is bearable,
             where the level lets that decide.
         twofold: nodes that may dequantize in both precisions, one node for each, instead of being followed by a Cast.
-        bounded: see :func:`onnxamp._decide.quantized_units.bounded_nodes`.
+        bounded: see :func:`onnxamp._decide.patterns.quantized_units.bounded_nodes`.
         absorbed: values whose up-cast a fusion would absorb, see
-            :func:`onnxamp._decide.fusion_groups.absorbed_casts`.
+            :func:`onnxamp._decide.patterns.fusion_groups.absorbed_casts`.
         masks: the masks among the inputs, which low precision bounds lest they become infinite.
     """
 

@@ -7,9 +7,9 @@ path therefore carry an accuracy charge.
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
-from onnxamp._decide.pins import Pins
-from onnxamp._decide.ports import HIGH
+from onnxamp._decide.pins.find import Pins
 from onnxamp._decide.problem import Problem
+from onnxamp._decide.variables.ports import HIGH
 from onnxamp._facts.dtypes import FLOAT, Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph

@@ -28,7 +28,7 @@ from onnxamp._fleet.outcome import FolderProgress
 from onnxamp._fleet.report import batch_report, row_line
 from onnxamp._report.console import is_screen, make_console
 from onnxamp._report.progress import progress_bar
-from onnxamp._runtime.starting import active_libraries
+from onnxamp._runtime.sessions.starting import active_libraries
 
 _SINGLE_MODEL: Final = ("plan_file", "save_plan", "data_names", "in_place")
 """Options that apply to one model."""

@@ -45,9 +45,9 @@ from onnxamp._model.staging import sweep
 from onnxamp._options.options import OptionKeywords, Options
 from onnxamp._options.values import Level, LevelName
 from onnxamp._runtime.run import RunOptions
-from onnxamp._runtime.session import Provider
-from onnxamp._runtime.starting import active_libraries
-from onnxamp._runtime.versions import own_version, runtime_version
+from onnxamp._runtime.sessions.session import Provider
+from onnxamp._runtime.sessions.starting import active_libraries
+from onnxamp._runtime.sessions.versions import own_version, runtime_version
 
 _LOG: Final = logging.getLogger("onnxamp")
 _RUN: Final = ("count", "seed", "dims", "provider")

@@ -39,10 +39,10 @@ from onnxamp._model.sources import watched_sources
 from onnxamp._numerics.user_functions import Accept
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
+from onnxamp._runtime.inputs.samples import Samples, SampleSource
 from onnxamp._runtime.run import RunOptions
-from onnxamp._runtime.samples import Samples, SampleSource
+from onnxamp._runtime.sessions.starting import custom_ops, disabled_sentence
 from onnxamp._runtime.sizes import Sizes
-from onnxamp._runtime.starting import custom_ops, disabled_sentence
 from onnxamp._text.decoder import Prompts, built_in_prompts, tokens_input
 
 _TRANSIENT: Final = (

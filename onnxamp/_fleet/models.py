@@ -13,7 +13,7 @@ from onnxamp._job.writing import EXTERNAL_DATA
 from onnxamp._numerics.limits import make_limits
 from onnxamp._numerics.user_functions import Accept
 from onnxamp._options.values import Level, is_auto
-from onnxamp._runtime.session import choose_provider
+from onnxamp._runtime.sessions.session import choose_provider
 
 
 def index_of(html: Path | None) -> Path | None:

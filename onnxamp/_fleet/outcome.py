@@ -8,7 +8,7 @@ from typing import Literal
 from onnxamp._base.public import Shown
 from onnxamp._convert.misspelled import everywhere
 from onnxamp._decide.unmatched import Unmatched
-from onnxamp._numerics.metrics import Perplexity, TensorDiff
+from onnxamp._numerics.differences.metrics import Perplexity, TensorDiff
 from onnxamp._numerics.results import Parting
 
 OutcomeName = Literal["converted", "up to date", "failed", "failed before"]

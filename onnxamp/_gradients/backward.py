@@ -16,7 +16,7 @@ from onnxamp._gradients.writer import Call, Grads, Rule, Tensor
 from onnxamp._graph.graph import Graph
 from onnxamp._model.weights import SENTINEL
 from onnxamp._runtime.accumulate import Accumulator
-from onnxamp._runtime.flow import DataflowGraph
+from onnxamp._runtime.piecewise.flow import DataflowGraph
 
 SUMMED: Final = "\n"
 """In place of a reader's name, the cost of summing the value up as the target does."""

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 from onnxamp._facts.ops import op_facts
 from onnxamp._gradients.writer import Call, Grads, Rule, Tensor, inverse
 from onnxamp._model.protos import small_model
-from onnxamp._runtime.session import make_session, run
+from onnxamp._runtime.sessions.session import make_session, run
 
 _SAMPLE: Final = 5
 """Stands for an unknown size of an axis, to find out how an integer scale copies its elements."""

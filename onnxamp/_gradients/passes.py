@@ -21,10 +21,10 @@ from onnxamp._facts.ops import attribute, op_facts, op_key
 from onnxamp._gradients.backward import SUMMED
 from onnxamp._gradients.quantizers import Floats, LowPass, shown_errors
 from onnxamp._model.weights import SENTINEL
-from onnxamp._runtime.flow import DataflowGraph
-from onnxamp._runtime.pieces import Execution, Executor, start
-from onnxamp._runtime.session import Provider, make_session, run
-from onnxamp._runtime.values import Feeds
+from onnxamp._runtime.piecewise.flow import DataflowGraph
+from onnxamp._runtime.piecewise.pieces import Execution, Executor, start
+from onnxamp._runtime.sessions.session import Provider, make_session, run
+from onnxamp._runtime.sessions.values import Feeds
 
 _GROUPS: Final = 8
 """Groups of outputs whose errors are measured separately. If there are more outputs, some share a group, and their sum

@@ -27,10 +27,10 @@ from onnxamp._graph.view import Ports
 from onnxamp._model.protos import all_nodes
 from onnxamp._model.weights import SENTINEL, rounded
 from onnxamp._runtime.emulate import rounding
-from onnxamp._runtime.flow import DataflowGraph
-from onnxamp._runtime.pieces import Execution, Executor, start
-from onnxamp._runtime.session import Provider
-from onnxamp._runtime.values import Feeds
+from onnxamp._runtime.piecewise.flow import DataflowGraph
+from onnxamp._runtime.piecewise.pieces import Execution, Executor, start
+from onnxamp._runtime.sessions.session import Provider
+from onnxamp._runtime.sessions.values import Feeds
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 

@@ -44,16 +44,16 @@ from onnxamp._model.weights import rounded
 from onnxamp._runtime.engines import Engine, Session
 from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.loop import Opened, Probe, in_groups
-from onnxamp._runtime.parts import batched, parts_of
-from onnxamp._runtime.pieces import (
+from onnxamp._runtime.piecewise.parts import batched, parts_of
+from onnxamp._runtime.piecewise.pieces import (
     Executor,
     Piece,
     declare_dims,
     piece_inputs,
     piece_model,
 )
-from onnxamp._runtime.session import make_session, run_values
-from onnxamp._runtime.values import Feeds, to_value
+from onnxamp._runtime.sessions.session import make_session, run_values
+from onnxamp._runtime.sessions.values import Feeds, to_value
 
 if TYPE_CHECKING:
     import onnxruntime as ort

@@ -256,7 +256,7 @@ _CLOSE = 1e-6
 class Match:
     """Nodes that form one decomposed op.
 
-    :mod:`onnxamp._decide.patterns` recognizes nodes that belong together, regardless of other nodes among them.
+    :mod:`onnxamp._decide.patterns.find` recognizes nodes that belong together, regardless of other nodes among them.
     Within these, the match of a form can become one op.
     """
 

@@ -22,7 +22,7 @@ from onnxamp._runtime.run import RunOptions
 from onnxamp._tuning.results import Search
 
 if TYPE_CHECKING:
-    from onnxamp._runtime.samples import SamplesLike
+    from onnxamp._runtime.inputs.samples import SamplesLike
     from onnxamp._tuning.metric import MetricLike
 
 

@@ -25,8 +25,8 @@ from onnxamp._runtime.run import Report, RunOptions, silent
 if TYPE_CHECKING:
     from onnxamp._base.state import StateLike
     from onnxamp._runtime.engines import Progress
-    from onnxamp._runtime.samples import SamplesLike
-    from onnxamp._runtime.session import Provider
+    from onnxamp._runtime.inputs.samples import SamplesLike
+    from onnxamp._runtime.sessions.session import Provider
     from onnxamp._tuning.metric import MetricLike
 
 

@@ -11,7 +11,7 @@ from onnxamp._runtime import STRESS
 from onnxamp._runtime.run import Run, RunOptions
 
 if TYPE_CHECKING:
-    from onnxamp._tuning.foreseen import Known
+    from onnxamp._tuning.errors.foreseen import Known
 
 
 def expecting(request: Request, job: Job, plan: Plan) -> Plan:
@@ -35,6 +35,6 @@ def foreseen(
     if not has_runtime():
         return replace(plan, expected=ExpectedError(why=runtime_fault() or ""))
     # Few conversions ask for it, and the rules of gradients take as long to load as a small model to convert.
-    from onnxamp._tuning.foreseen import with_expected_error  # noqa: PLC0415
+    from onnxamp._tuning.errors.foreseen import with_expected_error  # noqa: PLC0415
 
     return with_expected_error(model, plan, run, known, steps=steps)

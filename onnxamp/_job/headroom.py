@@ -4,8 +4,8 @@ from onnxamp._graph.bounds.find import find_bounds
 from onnxamp._graph.graph import graph_of
 from onnxamp._job import Validation
 from onnxamp._model.model import Model
-from onnxamp._numerics.rooms import rooms_of
-from onnxamp._numerics.stressed import Room
+from onnxamp._numerics.unseen.rooms import rooms_of
+from onnxamp._numerics.unseen.stressed import Room
 from onnxamp._options.options import Options
 from onnxamp._runtime.requested import requested_samples
 from onnxamp._runtime.run import RunOptions
@@ -29,7 +29,7 @@ def headroom_of(model: Model, options: Options, run: RunOptions) -> tuple[Room, 
     if run.samples is None:
         bounds = model.ask(graph_of).ask(find_bounds, low, ranges)
         return rooms_of(bounds, bounds.at_risk)
-    from onnxamp._numerics.stress import Stress  # noqa: PLC0415 - loads what runs models
+    from onnxamp._numerics.unseen.stress import Stress  # noqa: PLC0415 - loads what runs models
 
     samples = requested_samples(run, model, ranges=dict(ranges))
     return Stress(low, Validation().stress, ranges).of(model, model, samples).rooms

@@ -25,12 +25,12 @@ from onnxamp._job.validation import Validator
 from onnxamp._job.writing import Conversion, write_conversion
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes
+from onnxamp._numerics.differences.metrics import TOLERANCES
 from onnxamp._numerics.judging import is_broken, usual_limits
-from onnxamp._numerics.metrics import TOLERANCES
 from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
-from onnxamp._runtime.starting import disabled_sentence
+from onnxamp._runtime.sessions.starting import disabled_sentence
 from onnxamp._tuning.cure import NO_ISLANDS, Recipe, cure_conversion
 
 _LOG: Final = logging.getLogger("onnxamp")

@@ -25,7 +25,7 @@ from onnxamp._model.sources import release_sources
 
 if TYPE_CHECKING:
     from onnxamp._numerics.results import DiffReport
-    from onnxamp._runtime.samples import Samples
+    from onnxamp._runtime.inputs.samples import Samples
     from onnxamp._tuning.results import Tuned
 
 

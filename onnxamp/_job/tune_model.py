@@ -19,8 +19,8 @@ from onnxamp._tuning.results import RUNS, SECONDS, Search, TunedModel
 if TYPE_CHECKING:
     from onnxamp._base.state import StateLike
     from onnxamp._numerics.user_functions import AcceptLike
-    from onnxamp._runtime.samples import SamplesLike
-    from onnxamp._runtime.session import Provider
+    from onnxamp._runtime.inputs.samples import SamplesLike
+    from onnxamp._runtime.sessions.session import Provider
     from onnxamp._tuning.metric import MetricLike
 
 

@@ -20,11 +20,11 @@ from onnxamp._job.writing import Conversion, Sink, staged_conversion
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes
 from onnxamp._numerics.comparison import Comparison
+from onnxamp._numerics.differences.metrics import TOLERANCES
 from onnxamp._numerics.limits import Limits, make_limits
-from onnxamp._numerics.metrics import TOLERANCES
 from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._numerics.results import DiffReport
-from onnxamp._numerics.stress import Stress
+from onnxamp._numerics.unseen.stress import Stress
 from onnxamp._options.options import Options
 from onnxamp._options.values import TOLERANCE, Level
 from onnxamp._runtime.building import (
@@ -36,11 +36,11 @@ from onnxamp._runtime.building import (
     the_loader,
 )
 from onnxamp._runtime.engines import Session
+from onnxamp._runtime.inputs.samples import Samples
 from onnxamp._runtime.requested import requested_samples
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.samples import Samples
-from onnxamp._runtime.session import Provider, make_session, run
-from onnxamp._runtime.values import check_inputs, shapes_of
+from onnxamp._runtime.sessions.session import Provider, make_session, run
+from onnxamp._runtime.sessions.values import check_inputs, shapes_of
 from onnxamp._tuning.cure_check import as_float16
 
 _MARGIN: Final = 0.2

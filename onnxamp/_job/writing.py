@@ -37,7 +37,7 @@ from onnxamp._model.saving import Saved, completely, copying, saving
 from onnxamp._model.staging import unwritable
 from onnxamp._model.weights import ConversionCounts
 from onnxamp._options.options import Options
-from onnxamp._runtime.versions import versions
+from onnxamp._runtime.sessions.versions import versions
 
 if TYPE_CHECKING:
     from onnxamp._numerics.results import DiffReport

@@ -328,7 +328,7 @@ _PENDING: Final = f"{INSIDE}pending:"
 
 @dataclass(slots=True)
 class WeightConverter:
-    """Makes low-precision versions of float32 tensors for :func:`onnxamp._rewrite.apply.apply_edits`.
+    """Makes low-precision versions of float32 tensors for :func:`onnxamp._rewrite.edits.apply.apply_edits`.
 
     If ``deferred``, large data that are not in memory are not touched: the result is a placeholder, and
     :func:`onnxamp._model.saving.save_model` converts each tensor while it writes.

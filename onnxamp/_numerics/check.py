@@ -18,8 +18,8 @@ from onnxamp._facts.ops import op_facts, op_key
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._model.weights import SENTINEL
-from onnxamp._numerics.beyond import find_beyond
 from onnxamp._numerics.results import FirstBad, RunCheck, ValueCheck
+from onnxamp._numerics.unseen.beyond import find_beyond
 from onnxamp._numerics.watch import (
     CheckedSample,
     CheckProbe,
@@ -29,13 +29,13 @@ from onnxamp._numerics.watch import (
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.engines import Engine, Progress, choose_engine, on_cpu
 from onnxamp._runtime.fingerprints import SentModel, print_facts
-from onnxamp._runtime.flow import DataflowGraph
+from onnxamp._runtime.inputs.samples import SamplesLike, as_samples
 from onnxamp._runtime.loop import KeptSamples, input_failure, observe
+from onnxamp._runtime.piecewise.flow import DataflowGraph
 from onnxamp._runtime.run import Run, reported_to
-from onnxamp._runtime.samples import SamplesLike, as_samples
-from onnxamp._runtime.session import Provider
-from onnxamp._runtime.starting import active_libraries
-from onnxamp._runtime.values import check_inputs
+from onnxamp._runtime.sessions.session import Provider
+from onnxamp._runtime.sessions.starting import active_libraries
+from onnxamp._runtime.sessions.values import check_inputs
 
 
 class OpFilter(NamedTuple):

@@ -9,9 +9,9 @@ import numpy.typing as npt
 from onnxamp._facts.ops import op_facts, op_key
 from onnxamp._numerics.results import Parting
 from onnxamp._runtime.engines import Outputs, Session
-from onnxamp._runtime.flow import DataflowGraph
-from onnxamp._runtime.pieces import run_alone
-from onnxamp._runtime.values import Feeds
+from onnxamp._runtime.piecewise.flow import DataflowGraph
+from onnxamp._runtime.piecewise.pieces import run_alone
+from onnxamp._runtime.sessions.values import Feeds
 
 
 def _token_outputs(flow: DataflowGraph) -> Iterator[tuple[str, str]]:

@@ -18,9 +18,7 @@ from onnxamp._facts.targets import check_target
 from onnxamp._graph.graph import graph_of
 from onnxamp._graph.quantized import without_grids
 from onnxamp._model.model import Model
-from onnxamp._numerics.beyond import Beyond, Excursion, find_beyond
-from onnxamp._numerics.detections import listed_outputs, selected_outputs
-from onnxamp._numerics.errors_sought import Pair
+from onnxamp._numerics.differences.detections import listed_outputs, selected_outputs
 from onnxamp._numerics.judging import closeness, limits_beyond, with_extra
 from onnxamp._numerics.limits import Limits, is_plain
 from onnxamp._numerics.results import DOES_NOT_RUN, Cost, DiffReport, Extra
@@ -32,17 +30,19 @@ from onnxamp._numerics.sample_diff import (
     reference_on,
     result_on,
 )
-from onnxamp._numerics.stress import Stress
-from onnxamp._numerics.stressed import ErrorSought
 from onnxamp._numerics.tally import Tally, finished
+from onnxamp._numerics.unseen.beyond import Beyond, Excursion, find_beyond
+from onnxamp._numerics.unseen.errors_sought import Pair
+from onnxamp._numerics.unseen.stress import Stress
+from onnxamp._numerics.unseen.stressed import ErrorSought
 from onnxamp._options.values import DiffMetric
 from onnxamp._runtime.engines import Engine, Session, choose_engine, part_of
 from onnxamp._runtime.fingerprints import SentModel, print_facts
+from onnxamp._runtime.inputs.samples import Samples, further, held_samples
 from onnxamp._runtime.loop import KeptSamples, input_failure, observe
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.samples import Samples, further, held_samples
-from onnxamp._runtime.starting import active_libraries
-from onnxamp._runtime.values import check_inputs
+from onnxamp._runtime.sessions.starting import active_libraries
+from onnxamp._runtime.sessions.values import check_inputs
 
 Extent: TypeAlias = Literal["compared", "named", "ignored"]
 """What happens to branches that no sample takes, and to sizes beyond those of the samples."""

@@ -15,9 +15,9 @@ from onnxamp._numerics.user_functions import Accept, AcceptLike
 from onnxamp._options.values import DiffMetric
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.engines import Progress, Session, choose_engine
+from onnxamp._runtime.inputs.samples import Samples, SamplesLike, as_samples
 from onnxamp._runtime.run import Run, reported_to
-from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
-from onnxamp._runtime.session import Provider
+from onnxamp._runtime.sessions.session import Provider
 
 
 @unchanged_sources()

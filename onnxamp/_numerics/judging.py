@@ -7,11 +7,16 @@ from math import inf
 from typing import Final
 
 from onnxamp._facts.ops import op_facts
-from onnxamp._numerics.beyond import Excursion
+from onnxamp._numerics.differences.metrics import (
+    TOLERANCES,
+    Measurement,
+    TensorDiff,
+    metric_of,
+)
 from onnxamp._numerics.limits import Limits, is_plain, size_only
-from onnxamp._numerics.metrics import TOLERANCES, Measurement, TensorDiff, metric_of
 from onnxamp._numerics.results import DiffReport, Extra, FirstBad, Judgement, LayerDiff
-from onnxamp._runtime.samples import NUMBERS
+from onnxamp._numerics.unseen.beyond import Excursion
+from onnxamp._runtime.inputs.samples import NUMBERS
 
 _EXPLAINED: Final = 0.5
 """Share of the error of the worst output from which on the error of one op explains it."""

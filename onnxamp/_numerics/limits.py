@@ -6,7 +6,7 @@ from math import inf, sqrt
 from typing import Final, TypeAlias
 
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError, suggestion
-from onnxamp._numerics.metrics import (
+from onnxamp._numerics.differences.metrics import (
     AT_LEAST,
     AT_MOST,
     BOUNDS,
@@ -16,7 +16,7 @@ from onnxamp._numerics.metrics import (
 )
 from onnxamp._numerics.results import Judgement
 from onnxamp._numerics.user_functions import Accept
-from onnxamp._runtime.samples import NUMBERS
+from onnxamp._runtime.inputs.samples import NUMBERS
 
 COARSE: Final = (
     "The reference rounds values to integers, so rounding anything else may move outputs by {:.2g} (relative"

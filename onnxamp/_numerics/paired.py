@@ -15,15 +15,15 @@ import numpy as np
 
 from onnxamp._base.errors import RuntimeFailure
 from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS, FLOAT_TENSORS
-from onnxamp._numerics.groups import hidden_error
-from onnxamp._numerics.measure import MEASURABLE, measure
-from onnxamp._numerics.metrics import Measurement
+from onnxamp._numerics.differences.groups import hidden_error
+from onnxamp._numerics.differences.measure import MEASURABLE, measure
+from onnxamp._numerics.differences.metrics import Measurement
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.engines import Progress, Session
-from onnxamp._runtime.flow import DataflowGraph
-from onnxamp._runtime.parts import ancestors, parts_of
-from onnxamp._runtime.pieces import Execution, Executor, Piece, start
-from onnxamp._runtime.values import Feeds, check_inputs, from_value, to_value
+from onnxamp._runtime.piecewise.flow import DataflowGraph
+from onnxamp._runtime.piecewise.parts import ancestors, parts_of
+from onnxamp._runtime.piecewise.pieces import Execution, Executor, Piece, start
+from onnxamp._runtime.sessions.values import Feeds, check_inputs, from_value, to_value
 
 if TYPE_CHECKING:
     import onnxruntime as ort

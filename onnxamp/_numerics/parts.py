@@ -1,5 +1,5 @@
-"""The errors of parts of outputs: of values that they join (:mod:`onnxamp._runtime.joined`), and of groups of numbers
-far below the largest (:mod:`onnxamp._numerics.groups`).
+"""The errors of parts of outputs: of values that they join (:mod:`onnxamp._runtime.piecewise.joined`), and of groups
+of numbers far below the largest (:mod:`onnxamp._numerics.differences.groups`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,14 +10,14 @@ from typing import Any, Final
 import numpy as np
 
 from onnxamp._facts.dtypes import FORMATS
-from onnxamp._numerics.groups import Group, groups_of, hidden_groups
+from onnxamp._numerics.differences.groups import Group, groups_of, hidden_groups
+from onnxamp._numerics.differences.measure import measure
+from onnxamp._numerics.differences.metrics import RELATIVE_FLOOR, PartError
 from onnxamp._numerics.limits import PART_OFF
-from onnxamp._numerics.measure import measure
-from onnxamp._numerics.metrics import RELATIVE_FLOOR, PartError
 from onnxamp._numerics.paired import exponents_between
-from onnxamp._runtime.flow import DataflowGraph, dtype_of
-from onnxamp._runtime.joined import holds_shares, joined_parts
-from onnxamp._runtime.values import to_value
+from onnxamp._runtime.piecewise.flow import DataflowGraph, dtype_of
+from onnxamp._runtime.piecewise.joined import holds_shares, joined_parts
+from onnxamp._runtime.sessions.values import to_value
 
 _LEAST: Final = 16
 """Elements of a part that is judged: few numbers may be small by chance."""

@@ -9,8 +9,8 @@ import numpy as np
 from onnxamp._base.words import shortened
 from onnxamp._numerics.paired import PairedOutputs
 from onnxamp._runtime.engines import Outputs, Session
-from onnxamp._runtime.flow import DataflowGraph
-from onnxamp._runtime.values import Feeds
+from onnxamp._runtime.piecewise.flow import DataflowGraph
+from onnxamp._runtime.sessions.values import Feeds
 
 
 def mismatches(reference: Outputs, result: Outputs) -> Iterator[str]:

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from onnxamp._base.public import Shown
-from onnxamp._numerics.close_calls import CloseCalls
-from onnxamp._numerics.detections import Detections
-from onnxamp._numerics.metrics import Measurement, Perplexity, TensorDiff
-from onnxamp._numerics.stressed import ErrorSought, Headroom, Proof, Room
+from onnxamp._numerics.choices.close_calls import CloseCalls
+from onnxamp._numerics.differences.detections import Detections
+from onnxamp._numerics.differences.metrics import Measurement, Perplexity, TensorDiff
+from onnxamp._numerics.unseen.stressed import ErrorSought, Headroom, Proof, Room
 
 
 @dataclass(frozen=True, slots=True)

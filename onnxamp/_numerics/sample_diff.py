@@ -11,19 +11,23 @@ from onnxamp._base.errors import ArgumentError, RuntimeFailure
 from onnxamp._base.executor import Memory
 from onnxamp._facts.ops import attribute, op_facts, op_key
 from onnxamp._model.model import Model
-from onnxamp._numerics.changed_inputs import nudged
-from onnxamp._numerics.chosen_tokens import chosen_tokens
-from onnxamp._numerics.close_calls import (
+from onnxamp._numerics.choices.close_calls import (
     Chooser,
     CloseCalls,
     choosers,
     close_calls,
     read_by,
 )
-from onnxamp._numerics.compare import compare_outputs, worst_rel_l2
-from onnxamp._numerics.detections import Detections, compare_matched
-from onnxamp._numerics.inner_choices import inner_choices
-from onnxamp._numerics.metrics import LOWNESS, TOLERANCES, Perplexity, TensorDiff
+from onnxamp._numerics.choices.inner_choices import inner_choices
+from onnxamp._numerics.chosen_tokens import chosen_tokens
+from onnxamp._numerics.differences.compare import compare_outputs, worst_rel_l2
+from onnxamp._numerics.differences.detections import Detections, compare_matched
+from onnxamp._numerics.differences.metrics import (
+    LOWNESS,
+    TOLERANCES,
+    Perplexity,
+    TensorDiff,
+)
 from onnxamp._numerics.paired import (
     Compared,
     PairedOutputs,
@@ -47,8 +51,8 @@ from onnxamp._numerics.remarks import (
 from onnxamp._numerics.results import LayerDiff, Parting
 from onnxamp._numerics.saturation import may_saturate, saturation_of
 from onnxamp._numerics.text_reader import TextReader, text_reader
+from onnxamp._numerics.unseen.changed_inputs import nudged
 from onnxamp._numerics.user_functions import Accept
-from onnxamp._runtime.choices import Branch
 from onnxamp._runtime.engines import (
     Engine,
     Outputs,
@@ -58,9 +62,10 @@ from onnxamp._runtime.engines import (
     part_of,
 )
 from onnxamp._runtime.fingerprints import SentModel
-from onnxamp._runtime.flow import DataflowGraph, dtype_of, origin
 from onnxamp._runtime.loop import LoadedSample, Opened, Probe, one_by_one, remembered
-from onnxamp._runtime.values import Feeds, check_inputs
+from onnxamp._runtime.piecewise.choices import Branch
+from onnxamp._runtime.piecewise.flow import DataflowGraph, dtype_of, origin
+from onnxamp._runtime.sessions.values import Feeds, check_inputs
 
 
 @dataclass(frozen=True, slots=True)

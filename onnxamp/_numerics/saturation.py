@@ -17,11 +17,11 @@ from onnx import ModelProto, TensorProto, helper
 
 from onnxamp._base.errors import OnnxAmpError
 from onnxamp._model.protos import small_model, tensors_of
-from onnxamp._numerics.compare import worst_rel_l2
+from onnxamp._numerics.differences.compare import worst_rel_l2
 from onnxamp._runtime.engines import Engine, Outputs
-from onnxamp._runtime.session import make_session
-from onnxamp._runtime.starting import ModelFile
-from onnxamp._runtime.values import Feeds
+from onnxamp._runtime.sessions.session import make_session
+from onnxamp._runtime.sessions.starting import ModelFile
+from onnxamp._runtime.sessions.values import Feeds
 
 _NOTICED: Final = 1e-3
 """Relative L2 error below which a sum in another order, rather than saturation, may explain a difference."""

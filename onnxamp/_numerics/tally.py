@@ -4,17 +4,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from onnxamp._numerics.close_calls import CloseCalls
-from onnxamp._numerics.detections import Detections
+from onnxamp._numerics.choices.close_calls import CloseCalls
+from onnxamp._numerics.differences.detections import Detections
+from onnxamp._numerics.differences.merge import merge
+from onnxamp._numerics.differences.metrics import (
+    PartError,
+    Perplexity,
+    TensorDiff,
+    join,
+)
 from onnxamp._numerics.judging import apply_limits
 from onnxamp._numerics.limits import COARSE, Limits, size_only
-from onnxamp._numerics.merge import merge
-from onnxamp._numerics.metrics import PartError, Perplexity, TensorDiff, join
 from onnxamp._numerics.parts import Grouped
 from onnxamp._numerics.results import DiffReport, LayerDiff, Parting
 from onnxamp._numerics.sample_diff import SampleDiff
 from onnxamp._numerics.user_functions import Accept
-from onnxamp._runtime.choices import Branch
+from onnxamp._runtime.piecewise.choices import Branch
 
 _HOPELESS: Final = 1e-2
 """Noise floor above which errors mean nothing for low precision."""

@@ -5,10 +5,10 @@ from typing import Protocol
 
 from onnxamp._base.extensions import extensions
 from onnxamp._model.model import Model
-from onnxamp._numerics.metrics import Perplexity
+from onnxamp._numerics.differences.metrics import Perplexity
 from onnxamp._numerics.results import Parting
 from onnxamp._runtime.engines import Outputs, Session
-from onnxamp._runtime.values import Feeds
+from onnxamp._runtime.sessions.values import Feeds
 
 
 class TextReader(Protocol):

@@ -37,17 +37,17 @@ from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS, FLOAT_ELEMS, LOW_ELEMS
 from onnxamp._facts.ops import op_facts, op_key
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
-from onnxamp._numerics.measure import measure
-from onnxamp._numerics.metrics import Measurement, join
+from onnxamp._numerics.differences.measure import measure
+from onnxamp._numerics.differences.metrics import Measurement, join
 from onnxamp._numerics.paired import PairedSessions, pair
 from onnxamp._numerics.results import ValueCheck
 from onnxamp._runtime.emulate import without_rounding
 from onnxamp._runtime.engines import Engine, Progress, Session
 from onnxamp._runtime.fingerprints import SentModel
-from onnxamp._runtime.flow import DataflowGraph, dtype_of, origin
 from onnxamp._runtime.loop import LoadedSample, Opened, Probe, one_by_one, remembered
-from onnxamp._runtime.pieces import Executor, start
-from onnxamp._runtime.values import Feeds, check_inputs, to_value
+from onnxamp._runtime.piecewise.flow import DataflowGraph, dtype_of, origin
+from onnxamp._runtime.piecewise.pieces import Executor, start
+from onnxamp._runtime.sessions.values import Feeds, check_inputs, to_value
 
 if TYPE_CHECKING:
     import onnxruntime as ort

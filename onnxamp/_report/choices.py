@@ -5,7 +5,7 @@ from operator import attrgetter
 from typing import Final
 
 from onnxamp._base.words import count
-from onnxamp._numerics.close_calls import CloseCalls
+from onnxamp._numerics.choices.close_calls import CloseCalls
 from onnxamp._numerics.results import DiffReport
 from onnxamp._report.parts import Section, hint, notes, section
 

@@ -6,8 +6,8 @@ from typing import Final, Protocol
 
 from onnxamp._base.words import count
 from onnxamp._facts.dtypes import FORMATS
+from onnxamp._numerics.differences.metrics import Perplexity, TensorDiff, metric_of
 from onnxamp._numerics.limits import TYPICAL
-from onnxamp._numerics.metrics import Perplexity, TensorDiff, metric_of
 from onnxamp._numerics.results import (
     Cure,
     DiffReport,
@@ -17,7 +17,7 @@ from onnxamp._numerics.results import (
     Parting,
     RunCheck,
 )
-from onnxamp._numerics.stressed import Proof
+from onnxamp._numerics.unseen.stressed import Proof
 from onnxamp._report import change, magnitude, number, percent, shape
 from onnxamp._report.choices import choices_section
 from onnxamp._report.headroom import headroom_section
@@ -37,7 +37,7 @@ from onnxamp._report.parts import (
     section,
     table,
 )
-from onnxamp._runtime.starting import disabled_sentence
+from onnxamp._runtime.sessions.starting import disabled_sentence
 
 _CLAUSES: Final = 3
 """The number of parts of a model that were not run and that the head names."""

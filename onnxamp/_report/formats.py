@@ -14,7 +14,7 @@ from typing import Any, Final
 from onnxamp._base.errors import ArgumentError, printable
 from onnxamp._base.paths import cannot_read
 from onnxamp._base.state import as_data, from_data
-from onnxamp._numerics.metrics import LOWNESS
+from onnxamp._numerics.differences.metrics import LOWNESS
 from onnxamp._numerics.results import DiffReport
 from onnxamp._report import glued, said
 from onnxamp._report.comparison import status_of

@@ -5,7 +5,7 @@ from math import log2
 from typing import Final
 
 from onnxamp._facts.dtypes import FORMATS
-from onnxamp._numerics.stressed import Room
+from onnxamp._numerics.unseen.stressed import Room
 from onnxamp._report import number
 from onnxamp._report.parts import Gauge, Gauges, Section, hint, section
 

@@ -14,7 +14,7 @@ from onnxamp._decide.verdicts import Reason, title_of
 from onnxamp._graph.types import PRECISIONS
 from onnxamp._model.model import weight_bytes
 from onnxamp._model.protos import opset_imports
-from onnxamp._numerics.stressed import Room
+from onnxamp._numerics.unseen.stressed import Room
 from onnxamp._options.lists import Preset
 from onnxamp._report import opset_text, size
 from onnxamp._report.conversion import VARIABLES, decision_table, warning_items

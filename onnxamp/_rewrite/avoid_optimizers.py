@@ -13,7 +13,11 @@ from onnxamp._facts.tables import device_of
 from onnxamp._facts.targets import CPU, version_of
 from onnxamp._graph.editor import GraphEditor, set_attribute
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.optimizers import OptimizerFault, may_break, optimizer_faults
+from onnxamp._graph.targets.optimizers import (
+    OptimizerFault,
+    may_break,
+    optimizer_faults,
+)
 
 _AXES_ARE_INPUT = 13
 """First opset at which the axes of Unsqueeze and Squeeze are an input."""

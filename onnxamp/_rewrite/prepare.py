@@ -8,10 +8,8 @@ from onnxamp._base.errors import ArgumentError
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
-from onnxamp._rewrite import (
-    Draft,
-    Pass,
-    PassResult,
+from onnxamp._rewrite import Draft, Pass, PassResult
+from onnxamp._rewrite.passes import (
     casts,
     compute,
     fold,
@@ -24,7 +22,7 @@ from onnxamp._rewrite import (
     split_k,
     upgrade,
 )
-from onnxamp._rewrite.fold_search import Fold
+from onnxamp._rewrite.passes.fold_search import Fold
 
 PASSES: Final = (
     inline.apply,

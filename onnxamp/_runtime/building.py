@@ -26,7 +26,7 @@ from onnxamp._base.paths import is_remote
 from onnxamp._base.signals import at_end
 from onnxamp._base.temporary import temporary_folder
 from onnxamp._base.threads import Once
-from onnxamp._graph.optimizers import known_optimizers, suspected_optimizers
+from onnxamp._graph.targets.optimizers import known_optimizers, suspected_optimizers
 from onnxamp._model.model import Model
 from onnxamp._model.protos import (
     all_nodes,
@@ -36,9 +36,13 @@ from onnxamp._model.protos import (
     stored_bytes,
 )
 from onnxamp._model.sources import external_tensor
-from onnxamp._runtime.session import Provider, choose_provider, provider_options
-from onnxamp._runtime.shell import take_weights
-from onnxamp._runtime.starting import active_libraries, reason, save_spilled
+from onnxamp._runtime.piecewise.shell import take_weights
+from onnxamp._runtime.sessions.session import (
+    Provider,
+    choose_provider,
+    provider_options,
+)
+from onnxamp._runtime.sessions.starting import active_libraries, reason, save_spilled
 
 
 @dataclass(slots=True)

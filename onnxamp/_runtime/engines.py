@@ -18,22 +18,22 @@ from onnxamp._base.errors import RuntimeFailure
 from onnxamp._facts.providers import Profile
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._runtime import BUDGET
-from onnxamp._runtime.branches import settled_flow
-from onnxamp._runtime.flow import DataflowGraph
-from onnxamp._runtime.joined import joined_parts
-from onnxamp._runtime.memory import free_bytes
-from onnxamp._runtime.parts import peak_of
-from onnxamp._runtime.pieces import Executor, run_together
-from onnxamp._runtime.plugins import device_name, engine_called
-from onnxamp._runtime.session import (
+from onnxamp._runtime.piecewise.branches import settled_flow
+from onnxamp._runtime.piecewise.flow import DataflowGraph
+from onnxamp._runtime.piecewise.joined import joined_parts
+from onnxamp._runtime.piecewise.memory import free_bytes
+from onnxamp._runtime.piecewise.parts import peak_of
+from onnxamp._runtime.piecewise.pieces import Executor, run_together
+from onnxamp._runtime.sessions.plugins import device_name, engine_called
+from onnxamp._runtime.sessions.session import (
     Provider,
     assigned_nodes,
     choose_provider,
     make_session,
     run,
 )
-from onnxamp._runtime.starting import ModelFile
-from onnxamp._runtime.values import Feeds, as_typed, check_inputs
+from onnxamp._runtime.sessions.starting import ModelFile
+from onnxamp._runtime.sessions.values import Feeds, as_typed, check_inputs
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with the work done so far and the total."""
@@ -277,7 +277,7 @@ class Session:
         """Return what runs pieces of the model on this sample; the same as before if the same branches are taken.
 
         Raises:
-            As :func:`~onnxamp._runtime.branches.settled_flow`.
+            As :func:`~onnxamp._runtime.piecewise.branches.settled_flow`.
         """
         if self._executor is not None and self._prepared is feeds:
             return self._executor

@@ -14,10 +14,10 @@ from onnxamp._model.model import Model
 from onnxamp._model.protos import copy_without, has_external_data, tensors_of
 from onnxamp._model.sources import INSIDE, FileStamp, check_same
 from onnxamp._model.weights import blocks_of, read_array
-from onnxamp._runtime.sample_files import read_json, read_npz, read_one
-from onnxamp._runtime.samples import Samples
-from onnxamp._runtime.starting import is_large
-from onnxamp._runtime.versions import versions
+from onnxamp._runtime.inputs.sample_files import read_json, read_npz, read_one
+from onnxamp._runtime.inputs.samples import Samples
+from onnxamp._runtime.sessions.starting import is_large
+from onnxamp._runtime.sessions.versions import versions
 
 IN_FILES: Final = frozenset({read_npz, read_json, read_one})
 """Functions that read a sample from a file, wherever they run."""

@@ -17,16 +17,16 @@ from onnxamp._base.errors import ArgumentError, OnnxAmpError, RuntimeFailure
 from onnxamp._base.executor import Crash, Memory, Workers, run_in_order
 from onnxamp._base.state import Part, as_data, from_data
 from onnxamp._model.model import Model
-from onnxamp._runtime.draws import Draw
 from onnxamp._runtime.engines import Progress, engine_on, part_of
 from onnxamp._runtime.fingerprints import IN_FILES, sample_print
+from onnxamp._runtime.inputs.draws import Draw
+from onnxamp._runtime.inputs.sample_files import read_spooled
+from onnxamp._runtime.inputs.samples import Sample, Samples, read_row
+from onnxamp._runtime.inputs.suited import other_sizes
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.sample_files import read_spooled
-from onnxamp._runtime.samples import Sample, Samples, read_row
+from onnxamp._runtime.sessions.starting import Surroundings
+from onnxamp._runtime.sessions.values import check_inputs
 from onnxamp._runtime.sizes import listed
-from onnxamp._runtime.starting import Surroundings
-from onnxamp._runtime.suited import other_sizes
-from onnxamp._runtime.values import check_inputs
 
 
 def input_failure(

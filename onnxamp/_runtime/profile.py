@@ -32,11 +32,17 @@ from onnx import ModelProto
 from onnxamp._base.errors import ArgumentError, RuntimeFailure
 from onnxamp._base.temporary import temporary_folder
 from onnxamp._runtime.building import Child
-from onnxamp._runtime.plugins import device_memory_used
 from onnxamp._runtime.servers import answer_with
-from onnxamp._runtime.session import Provider, bind, cuda_available, make_session, run
-from onnxamp._runtime.starting import Surroundings
-from onnxamp._runtime.values import Feed, Feeds
+from onnxamp._runtime.sessions.plugins import device_memory_used
+from onnxamp._runtime.sessions.session import (
+    Provider,
+    bind,
+    cuda_available,
+    make_session,
+    run,
+)
+from onnxamp._runtime.sessions.starting import Surroundings
+from onnxamp._runtime.sessions.values import Feed, Feeds
 
 
 def profiled_run(
@@ -56,7 +62,7 @@ def profiled_run(
         feeds: arrays by input name.
         provider: where to run it.
         cuda_options: options of the CUDA provider.
-        threads, optimize: as for :func:`~onnxamp._runtime.session.make_session`.
+        threads, optimize: as for :func:`~onnxamp._runtime.sessions.session.make_session`.
         runs: at least 1.
 
     Raises:
@@ -162,7 +168,7 @@ def node_times(
     if the engine does not report the times of its kernels.
 
     Args:
-        model, provider, optimize: as for :func:`~onnxamp._runtime.session.make_session`.
+        model, provider, optimize: as for :func:`~onnxamp._runtime.sessions.session.make_session`.
         feeds: by input name.
         runs: at least 1.
 

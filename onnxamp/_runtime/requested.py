@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from onnxamp._model.model import Model
 from onnxamp._runtime.engines import Session
+from onnxamp._runtime.inputs.samples import Samples, as_samples
 from onnxamp._runtime.run import RunOptions
-from onnxamp._runtime.samples import Samples, as_samples
-from onnxamp._runtime.values import check_inputs
+from onnxamp._runtime.sessions.values import check_inputs
 
 
 def requested_samples(

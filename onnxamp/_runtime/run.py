@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from onnxamp._base.executor import Workers
     from onnxamp._base.state import State, StateLike
     from onnxamp._runtime.engines import Progress
-    from onnxamp._runtime.samples import Samples, SamplesLike
-    from onnxamp._runtime.session import Provider
+    from onnxamp._runtime.inputs.samples import Samples, SamplesLike
+    from onnxamp._runtime.sessions.session import Provider
 
 
 Report: TypeAlias = Callable[[str, int, int], None]

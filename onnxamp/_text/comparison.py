@@ -9,11 +9,11 @@ import numpy.typing as npt
 
 from onnxamp._base.errors import RuntimeFailure
 from onnxamp._model.model import Model
-from onnxamp._numerics.metrics import Perplexity
-from onnxamp._numerics.rankings import log_softmax
+from onnxamp._numerics.differences.metrics import Perplexity
+from onnxamp._numerics.differences.rankings import log_softmax
 from onnxamp._numerics.results import Parting
 from onnxamp._runtime.engines import Outputs, Session
-from onnxamp._runtime.values import Feeds
+from onnxamp._runtime.sessions.values import Feeds
 from onnxamp._text.decoder import Decoder, logits_of
 
 

@@ -21,13 +21,13 @@ from onnxamp._base.paths import as_path, cannot_read
 from onnxamp._graph.graph import graph_of
 from onnxamp._model.model import Model, ModelSource, weight_bytes
 from onnxamp._runtime.engines import OutputCache, Outputs, Session, on_cpu
-from onnxamp._runtime.random_inputs import InputMaker, input_maker
-from onnxamp._runtime.roles import Role
-from onnxamp._runtime.sample_files import Spool, quoted
-from onnxamp._runtime.samples import Samples, SampleSource, draw_of
+from onnxamp._runtime.inputs.random_inputs import InputMaker, input_maker
+from onnxamp._runtime.inputs.roles import Role
+from onnxamp._runtime.inputs.sample_files import Spool, quoted
+from onnxamp._runtime.inputs.samples import Samples, SampleSource, draw_of
+from onnxamp._runtime.inputs.suited import suited
+from onnxamp._runtime.sessions.values import Feeds, check_inputs
 from onnxamp._runtime.sizes import dim_name, is_open
-from onnxamp._runtime.suited import suited
-from onnxamp._runtime.values import Feeds, check_inputs
 
 _NAMES: Final = extensions("comparisons")["texts"]
 """The names that exporters give to what makes a model a decoder."""

@@ -10,9 +10,9 @@ from typing import Final
 
 from onnxamp._base.errors import OnnxAmpError
 from onnxamp._convert.convert import convert
-from onnxamp._decide.exponent_rows import value_names
+from onnxamp._decide.exponents.rescaling import find_rescaling
+from onnxamp._decide.exponents.rows import value_names
 from onnxamp._decide.kinds import find_hazards
-from onnxamp._decide.rescaling import find_rescaling
 from onnxamp._facts.dtypes import FLOAT16, FORMATS
 from onnxamp._facts.providers import profile_of
 from onnxamp._graph.graph import Graph

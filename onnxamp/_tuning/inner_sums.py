@@ -7,8 +7,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from onnx import ModelProto
 
-from onnxamp._decide.exponent_rows import value_names
-from onnxamp._decide.exponent_windows import Partial
+from onnxamp._decide.exponents.rows import value_names
+from onnxamp._decide.exponents.windows import Partial
 from onnxamp._facts.dtypes import FLOAT
 from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._facts.providers import Profile
@@ -18,7 +18,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import Node, scope_path
 from onnxamp._model.protos import copied
-from onnxamp._numerics.body_ranges import AXES_INPUT
+from onnxamp._numerics.unseen.body_ranges import AXES_INPUT
 
 _CONSTANTS_OPSET: Final = 13
 """The opset from which Constant accepts numbers, and Flatten negative axes."""

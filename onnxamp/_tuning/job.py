@@ -32,17 +32,25 @@ from onnxamp._graph.graph import Graph
 from onnxamp._model.blobs import WeightConverter
 from onnxamp._model.model import Model
 from onnxamp._model.saving import save_model
-from onnxamp._numerics.body_ranges import ROUNDS
-from onnxamp._numerics.stress import Stress
+from onnxamp._numerics.unseen.body_ranges import ROUNDS
+from onnxamp._numerics.unseen.stress import Stress
 from onnxamp._runtime.engines import Engine, OutputCache
+from onnxamp._runtime.inputs.samples import Samples
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.samples import Samples
-from onnxamp._runtime.values import check_inputs
+from onnxamp._runtime.sessions.values import check_inputs
 from onnxamp._tuning.arrangement import product_weights
-from onnxamp._tuning.candidates import Aim, Frontier
-from onnxamp._tuning.expected import ExpectedErrors
-from onnxamp._tuning.foreseen import measured_sensitivities
-from onnxamp._tuning.lowered import Settled
+from onnxamp._tuning.choices.candidates import Aim, Frontier
+from onnxamp._tuning.choices.solver import CandidateSolver
+from onnxamp._tuning.choices.space import (
+    UNSEEN,
+    Fusion,
+    SearchSpace,
+    exactly,
+    find_fusions,
+)
+from onnxamp._tuning.errors.expected import ExpectedErrors
+from onnxamp._tuning.errors.foreseen import measured_sensitivities
+from onnxamp._tuning.errors.lowered import Settled
 from onnxamp._tuning.metric import Metric
 from onnxamp._tuning.results import CompensationEffect, KeptNode
 from onnxamp._tuning.rounding import WeightRounder, rounding_seconds
@@ -53,8 +61,6 @@ from onnxamp._tuning.runs import (
     profile_nodes,
     run_noise,
 )
-from onnxamp._tuning.solver import CandidateSolver
-from onnxamp._tuning.space import UNSEEN, Fusion, SearchSpace, exactly, find_fusions
 
 _IN_MEMORY: Final = 256 << 20
 """Bytes of weights up to which converted models are kept in memory."""

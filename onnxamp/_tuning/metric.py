@@ -15,8 +15,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError, suggestion
-from onnxamp._numerics.detections import compare_matched
-from onnxamp._numerics.metrics import TensorDiff
+from onnxamp._numerics.differences.detections import compare_matched
+from onnxamp._numerics.differences.metrics import TensorDiff
 from onnxamp._numerics.user_functions import Accept, called, imported, name_of
 from onnxamp._runtime.engines import Outputs
 

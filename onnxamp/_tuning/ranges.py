@@ -7,16 +7,16 @@ from typing import NamedTuple
 from onnxamp._base.executor import Memory
 from onnxamp._base.state import fingerprint
 from onnxamp._convert.raising import raised
-from onnxamp._decide.exponent_rows import value_names
+from onnxamp._decide.exponents.rescaling import Ranges, find_rescaling
+from onnxamp._decide.exponents.rows import value_names
 from onnxamp._decide.overrides import find_overrides
-from onnxamp._decide.rescaling import Ranges, find_rescaling
 from onnxamp._facts.dtypes import FLOAT, FLOAT16
 from onnxamp._facts.providers import Profile, emulated_arithmetic
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
-from onnxamp._numerics.body_ranges import with_body_ranges
-from onnxamp._numerics.measure import measure as measured
-from onnxamp._numerics.stress import Stress
+from onnxamp._numerics.differences.measure import measure as measured
+from onnxamp._numerics.unseen.body_ranges import with_body_ranges
+from onnxamp._numerics.unseen.stress import Stress
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
 from onnxamp._runtime.engines import Engine, choose_engine
@@ -29,10 +29,10 @@ from onnxamp._runtime.loop import (
     observe_all,
     one_by_one,
 )
-from onnxamp._runtime.pieces import observed_values
+from onnxamp._runtime.piecewise.pieces import observed_values
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.values import check_inputs, shapes_of
-from onnxamp._runtime.versions import versions
+from onnxamp._runtime.sessions.values import check_inputs, shapes_of
+from onnxamp._runtime.sessions.versions import versions
 from onnxamp._tuning.inner_sums import (
     WatchedNode,
     centered_norms,

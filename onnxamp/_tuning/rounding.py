@@ -52,10 +52,10 @@ from onnxamp._runtime.loop import (
     one_by_one,
     remembered,
 )
-from onnxamp._runtime.parts import ancestors
-from onnxamp._runtime.pieces import Executor, observed_values
+from onnxamp._runtime.piecewise.parts import ancestors
+from onnxamp._runtime.piecewise.pieces import Executor, observed_values
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.values import Feeds, check_inputs, from_value
+from onnxamp._runtime.sessions.values import Feeds, check_inputs, from_value
 from onnxamp._tuning.arrangement import ProductWeight, product_weights, rows_of
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from onnxamp._graph.types import declared_type
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._options.options import Options
-from onnxamp._runtime.branches import settle
 from onnxamp._runtime.engines import Engine, OutputCache, Session, engine_on
 from onnxamp._runtime.fingerprints import SentModel, model_print, samples_print
+from onnxamp._runtime.inputs.samples import Sample, Samples
 from onnxamp._runtime.loop import (
     KeptSamples,
     Opened,
@@ -27,18 +27,18 @@ from onnxamp._runtime.loop import (
     observe_all,
     remembered,
 )
+from onnxamp._runtime.piecewise.branches import settle
 from onnxamp._runtime.profile import node_times
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.samples import Sample, Samples
-from onnxamp._runtime.session import Provider
-from onnxamp._runtime.values import as_typed, check_inputs
-from onnxamp._runtime.versions import versions
+from onnxamp._runtime.sessions.session import Provider
+from onnxamp._runtime.sessions.values import as_typed, check_inputs
+from onnxamp._runtime.sessions.versions import versions
+from onnxamp._tuning.choices.space import SearchSpace
 from onnxamp._tuning.metric import Metric
 from onnxamp._tuning.results import Search
-from onnxamp._tuning.space import SearchSpace
 
 if TYPE_CHECKING:
-    from onnxamp._runtime.values import Feed
+    from onnxamp._runtime.sessions.values import Feed
 
 PARTS: Final = (
     "tuning",

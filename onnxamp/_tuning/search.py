@@ -1,9 +1,9 @@
 """The search among candidates: the best one that meets the tolerance after conversion is written.
 
-The list of candidates (:mod:`onnxamp._tuning.candidates`) does not depend on the tolerance. The search converts and
-measures the best candidate that is expected to meet the tolerance. It applies the ratio of measured to expected error
-to all others, and continues between the best one that passes and those that miss. A wider tolerance therefore never
-gives a slower result.
+The list of candidates (:mod:`onnxamp._tuning.choices.candidates`) does not depend on the tolerance. The search
+converts and measures the best candidate that is expected to meet the tolerance. It applies the ratio of measured to
+expected error to all others, and continues between the best one that passes and those that miss. A wider tolerance
+therefore never gives a slower result.
 """
 
 import logging
@@ -17,9 +17,9 @@ from typing import Any, Final
 from onnxamp._base.errors import ArgumentError, RuntimeFailure
 from onnxamp._convert.analysis import analyze, low_nodes
 from onnxamp._options.values import Level
-from onnxamp._tuning.candidates import Aim, Frontier, room
+from onnxamp._tuning.choices.candidates import Aim, Frontier, room
+from onnxamp._tuning.choices.parts import Choice
 from onnxamp._tuning.job import TuningJob, whole_times
-from onnxamp._tuning.parts import Choice
 from onnxamp._tuning.results import Candidate, Search, Tuned
 
 _LOG: Final = logging.getLogger("onnxamp")

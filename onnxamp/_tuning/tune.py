@@ -1,9 +1,9 @@
 """Level auto: measure sensitivities, solve the cut with errors as prices, and verify the converted model.
 
 1. One forward and one backward pass per sample measure what rounding each value costs at the outputs
-   (:mod:`onnxamp._gradients.sensitivity`). These errors add up (:mod:`onnxamp._tuning.expected`).
+   (:mod:`onnxamp._gradients.sensitivity`). These errors add up (:mod:`onnxamp._tuning.errors.expected`).
 2. The minimum cut with errors charged at every rate gives a list of choices that does not depend on the tolerance
-   (:mod:`onnxamp._tuning.candidates`).
+   (:mod:`onnxamp._tuning.choices.candidates`).
 3. The best one that is expected to pass is converted and compared on all samples, on CUDA if there is a device. Its
    ratio of measured to expected error applies to the others, and the next one is tried (:mod:`onnxamp._tuning.search`).
 4. A state file stores the measurements, so that any candidate can be written later (:mod:`onnxamp._tuning.runs`).
@@ -32,18 +32,19 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.quantized import without_grids
 from onnxamp._model.model import Model
 from onnxamp._numerics.comparison import Comparison
-from onnxamp._numerics.detections import listed_outputs
+from onnxamp._numerics.differences.detections import listed_outputs
 from onnxamp._numerics.limits import coarseness
 from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._options.options import Options
 from onnxamp._options.values import TOLERANCE, Level
 from onnxamp._runtime.engines import Engine
 from onnxamp._runtime.fingerprints import model_print
-from onnxamp._runtime.plugins import device_name
+from onnxamp._runtime.inputs.samples import Samples
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.samples import Samples
-from onnxamp._runtime.values import check_inputs
-from onnxamp._tuning.foreseen import judging_engine
+from onnxamp._runtime.sessions.plugins import device_name
+from onnxamp._runtime.sessions.values import check_inputs
+from onnxamp._tuning.choices.space import find_live, find_space
+from onnxamp._tuning.errors.foreseen import judging_engine
 from onnxamp._tuning.job import TuningJob, measure_times
 from onnxamp._tuning.metric import Metric, make_metric
 from onnxamp._tuning.ranges import with_ranges
@@ -58,7 +59,6 @@ from onnxamp._tuning.runs import (
     part_of,
 )
 from onnxamp._tuning.search import CandidateSearch, TuningOutcome, timed, verified
-from onnxamp._tuning.space import find_live, find_space
 
 _LOG: Final = logging.getLogger("onnxamp")
 _LEAST: Final = 1 / 4

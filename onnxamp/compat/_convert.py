@@ -23,9 +23,9 @@ from onnxamp._model.weights import read_array
 from onnxamp._options.lists import Preset
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level, checked_names
+from onnxamp._runtime.inputs.samples import SamplesLike
 from onnxamp._runtime.run import RunOptions
-from onnxamp._runtime.samples import SamplesLike
-from onnxamp._runtime.session import Provider
+from onnxamp._runtime.sessions.session import Provider
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import opset_imports
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._options.values import compiled
-from onnxamp._runtime.samples import load_samples
-from onnxamp._runtime.session import Provider
+from onnxamp._runtime.inputs.samples import load_samples
+from onnxamp._runtime.sessions.session import Provider
 from onnxamp.compat._convert import convert_all_but
 
 __all__ = [

@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from onnxamp._base.errors import suggestion, warn
-from onnxamp._decide.named_forms import named_nodes
+from onnxamp._decide.patterns.named import named_nodes
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import inline_functions
 from onnxamp._model.model import Model

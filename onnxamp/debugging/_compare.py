@@ -11,14 +11,14 @@ from onnxamp._facts.dtypes import FORMATS
 from onnxamp._model.model import ModelSource
 from onnxamp._model.weights import SENTINEL
 from onnxamp._numerics.diff_models import diff_models
+from onnxamp._numerics.differences.metrics import LOWNESS, TOLERANCES
 from onnxamp._numerics.limits import Limits
-from onnxamp._numerics.metrics import LOWNESS, TOLERANCES
 from onnxamp._numerics.results import DiffReport, FirstBad, LayerDiff
 from onnxamp._options.doors import door
 from onnxamp._options.values import checked_number
 from onnxamp._runtime.engines import Progress
-from onnxamp._runtime.samples import SamplesLike
-from onnxamp._runtime.session import Provider
+from onnxamp._runtime.inputs.samples import SamplesLike
+from onnxamp._runtime.sessions.session import Provider
 from onnxamp.debugging._records import ValueRecord, read_dump
 from onnxamp.debugging._tables import Cell, table_path, write_table
 

@@ -15,9 +15,9 @@ from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._options.doors import door
 from onnxamp._runtime.engines import engine_on
-from onnxamp._runtime.flow import DataflowGraph, dtype_of
-from onnxamp._runtime.samples import SamplesLike, as_samples
-from onnxamp._runtime.session import Provider, choose_provider
+from onnxamp._runtime.inputs.samples import SamplesLike, as_samples
+from onnxamp._runtime.piecewise.flow import DataflowGraph, dtype_of
+from onnxamp._runtime.sessions.session import Provider, choose_provider
 from onnxamp.debugging._records import ValueRecord, counted
 from onnxamp.debugging._tensors import DebugMode, NumericsWarning, tensor_stats
 from onnxamp.debugging._watch import RunRecords, Watcher, caller_level

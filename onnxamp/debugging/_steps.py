@@ -33,15 +33,15 @@ from onnxamp._model.model import (
     load_model,
     parse_model,
 )
-from onnxamp._numerics.measure import measure
-from onnxamp._numerics.metrics import Measurement
+from onnxamp._numerics.differences.measure import measure
+from onnxamp._numerics.differences.metrics import Measurement
 from onnxamp._numerics.watch import WatchedValue, classify, watched_values
 from onnxamp._options.doors import door
 from onnxamp._options.values import checked_names
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import engine_on
-from onnxamp._runtime.flow import DataflowGraph, expose, make_flow
-from onnxamp._runtime.session import (
+from onnxamp._runtime.piecewise.flow import DataflowGraph, expose, make_flow
+from onnxamp._runtime.sessions.session import (
     Provider,
     cuda_available,
     make_session,
@@ -49,8 +49,8 @@ from onnxamp._runtime.session import (
     run_values,
     short_provider,
 )
-from onnxamp._runtime.starting import optimizers_to_disable
-from onnxamp._runtime.values import from_value
+from onnxamp._runtime.sessions.starting import optimizers_to_disable
+from onnxamp._runtime.sessions.values import from_value
 from onnxamp.debugging._checker import TensorChecker, next_check
 from onnxamp.debugging._chosen import chosen_values
 from onnxamp.debugging._records import ValueRecord

@@ -24,7 +24,7 @@ from onnxamp._graph.view import inline_functions
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.weights import SENTINEL
 from onnxamp._options.doors import door
-from onnxamp._runtime.values import from_value
+from onnxamp._runtime.sessions.values import from_value
 from onnxamp.debugging._tables import escaped, write_table
 
 LOST_ABOVE: Final = 0.1

@@ -23,9 +23,9 @@ from onnxamp._numerics.watch import (
     watched_values,
 )
 from onnxamp._runtime.engines import Session
-from onnxamp._runtime.flow import DataflowGraph, dtype_of
-from onnxamp._runtime.pieces import Executor
-from onnxamp._runtime.values import Feed, check_inputs, from_value
+from onnxamp._runtime.piecewise.flow import DataflowGraph, dtype_of
+from onnxamp._runtime.piecewise.pieces import Executor
+from onnxamp._runtime.sessions.values import Feed, check_inputs, from_value
 from onnxamp.debugging._checker import StepCheck, TensorChecker, TensorCheckerConfig
 from onnxamp.debugging._chosen import ValueFilter
 from onnxamp.debugging._records import (

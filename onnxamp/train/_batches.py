@@ -14,7 +14,7 @@ from onnxamp._base.errors import (
 )
 from onnxamp._options.doors import door
 from onnxamp._options.values import WHOLE, checked_number
-from onnxamp._runtime.values import check_shape
+from onnxamp._runtime.sessions.values import check_shape
 from onnxamp.train._forward import Mask
 
 Feeds = Mapping[str, NDArray[Any]]

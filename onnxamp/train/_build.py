@@ -15,11 +15,11 @@ from onnxamp._model.model import Model
 from onnxamp._options.doors import door
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
-from onnxamp._rewrite.inline import inline
+from onnxamp._rewrite.passes.inline import inline
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import engine_on
-from onnxamp._runtime.plugins import plugin_called
-from onnxamp._runtime.session import Provider, choose_provider, make_session
+from onnxamp._runtime.sessions.plugins import plugin_called
+from onnxamp._runtime.sessions.session import Provider, choose_provider, make_session
 from onnxamp.train._decided import step_rule
 from onnxamp.train._forward import training_model
 from onnxamp.train._grad_scaler import AmpScaler

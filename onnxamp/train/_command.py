@@ -17,7 +17,7 @@ from onnxamp._model.model import INLINE_LIMIT, Model, weight_bytes
 from onnxamp._model.saving import save_model
 from onnxamp._model.sources import confirm_sources, release_sources
 from onnxamp._report import parts
-from onnxamp._runtime.sample_files import read_npz
+from onnxamp._runtime.inputs.sample_files import read_npz
 from onnxamp.train import (
     FROM_LEVEL,
     Batches,

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from onnx import ModelProto, NodeProto
 
-from onnxamp._decide.ports import NONE
+from onnxamp._decide.variables.ports import NONE
 from onnxamp._facts.tables import read_table
 from onnxamp._gradients.pointwise import RUNNING, SCALED
 from onnxamp._gradients.writer import MIN_OPSET

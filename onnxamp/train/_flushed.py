@@ -9,17 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
-from onnxamp._decide.exponents import solve
-from onnxamp._decide.relations import ExponentProblem, Window
+from onnxamp._decide.exponents.relations import ExponentProblem, Window
+from onnxamp._decide.exponents.solve import solve
 from onnxamp._facts.dtypes import FLOAT, FLOAT16
 from onnxamp._gradients.writer import Tensor, Writer
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.protos import copy_without
-from onnxamp._numerics.compare import compare
+from onnxamp._numerics.differences.compare import compare
 from onnxamp._runtime.emulate import emulate
-from onnxamp._runtime.session import Provider, make_session, run
+from onnxamp._runtime.sessions.session import Provider, make_session, run
 from onnxamp.train._step import LOSS, SCALE, TrainStep
 
 _HEADROOM: Final = 4

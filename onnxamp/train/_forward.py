@@ -15,8 +15,8 @@ from onnxamp._graph.editor import GraphEditor, set_attribute
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims, symbolic_shapes
 from onnxamp._graph.view import ABSENT, Node, Origin
-from onnxamp._rewrite.inline import inline
-from onnxamp._rewrite.upgrade import upgraded
+from onnxamp._rewrite.passes.inline import inline
+from onnxamp._rewrite.passes.upgrade import upgraded
 
 
 class Mask(NamedTuple):

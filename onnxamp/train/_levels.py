@@ -27,8 +27,8 @@ from onnx import ModelProto, NodeProto
 
 from onnxamp._amp import amp_level_of
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError
-from onnxamp._decide.named_forms import named_forms
-from onnxamp._decide.patterns import find_patterns, patterns_of
+from onnxamp._decide.patterns.find import find_patterns, patterns_of
+from onnxamp._decide.patterns.named import named_forms
 from onnxamp._decide.problem import check_opset
 from onnxamp._facts.dtypes import FORMATS, DtypeLike, dtype_name, low_type
 from onnxamp._facts.kernels import takes_anywhere

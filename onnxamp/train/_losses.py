@@ -24,7 +24,7 @@ from onnxamp._graph.shapes import Dims
 from onnxamp._model.protos import small_model
 from onnxamp._options.doors import door
 from onnxamp._options.values import WHOLE, checked_flag, checked_number, checked_word
-from onnxamp._runtime.session import make_session, run
+from onnxamp._runtime.sessions.session import make_session, run
 from onnxamp.train._batches import LabelClasses, typed_feeds
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]

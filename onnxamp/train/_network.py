@@ -25,8 +25,8 @@ from onnxamp._options.doors import door
 from onnxamp._options.options import Options
 from onnxamp._options.values import WHOLE, checked_flag, checked_number
 from onnxamp._report.progress import progress_bar
-from onnxamp._runtime.samples import SamplesLike, SampleSource, as_samples
-from onnxamp._runtime.values import from_value, to_value
+from onnxamp._runtime.inputs.samples import SamplesLike, SampleSource, as_samples
+from onnxamp._runtime.sessions.values import from_value, to_value
 from onnxamp.debugging._checker import TensorChecker
 from onnxamp.debugging._steps import StepWatch
 from onnxamp.train._batches import Batches, Feeds, draw_masks, typed_feeds

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnxamp._base.errors import ArgumentError, NumericsError
 from onnxamp._options.doors import door
 from onnxamp._options.values import checked_flag
-from onnxamp._runtime.values import from_value
+from onnxamp._runtime.sessions.values import from_value
 from onnxamp.train._scale_values import (
     SMALLEST,
     checked_count,

@@ -22,7 +22,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import symbolic_shapes
 from onnxamp._graph.view import wire
 from onnxamp._model.protos import copy_without
-from onnxamp._runtime.session import (
+from onnxamp._runtime.sessions.session import (
     EXACT,
     Provider,
     bind_values,
@@ -30,7 +30,7 @@ from onnxamp._runtime.session import (
     make_session,
     run_values,
 )
-from onnxamp._runtime.values import from_value, to_value
+from onnxamp._runtime.sessions.values import from_value, to_value
 from onnxamp.train._batches import Feeds
 from onnxamp.train._step import (
     DIVISOR,

@@ -21,7 +21,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Origin, inline_functions
 from onnxamp._model.protos import copied
 from onnxamp._model.weights import convert
-from onnxamp._rewrite.casts import remove_redundant_casts
+from onnxamp._rewrite.passes.casts import remove_redundant_casts
 from onnxamp._runtime.emulate import without_rounding
 
 _FACTS: Final = read_table("training")

@@ -16,7 +16,7 @@ from torch_door import low_ops
 from train_nets import conv_net, feeds
 
 import onnxamp
-from onnxamp._runtime.random_inputs import random_inputs
+from onnxamp._runtime.inputs.random_inputs import random_inputs
 from onnxamp.train import SGD, build_train_network
 
 FEEDS = random_inputs(onnx.load(CLASSIFIER), seed=0)

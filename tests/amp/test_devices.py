@@ -3,8 +3,8 @@
 import pytest
 
 from onnxamp import amp
-from onnxamp._runtime.plugins import compute_capability
-from onnxamp._runtime.session import cuda_available
+from onnxamp._runtime.sessions.plugins import compute_capability
+from onnxamp._runtime.sessions.session import cuda_available
 
 
 @pytest.mark.cuda

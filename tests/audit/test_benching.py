@@ -35,8 +35,8 @@ from onnxamp._facts.kernels import kernel_table
 from onnxamp._report.bench import bench_report
 from onnxamp._report.formats import document
 from onnxamp._report.terminal import as_text
-from onnxamp._runtime.plugins import bytes_on_device, device_memory_used, device_present
-from onnxamp._runtime.session import bind, cuda_available, make_session
+from onnxamp._runtime.sessions.plugins import bytes_on_device, device_memory_used, device_present
+from onnxamp._runtime.sessions.session import bind, cuda_available, make_session
 
 RELU = "(float[N,4] x) => (float[N,4] y) { [only] y = Relu (x) }"
 QUICK = BenchOptions(seconds=0.02)

@@ -21,7 +21,7 @@ from onnxamp._base.executor import Crash, Failed, Work, run, run_in_order
 from onnxamp._base.place import Place
 from onnxamp._base.processes import Processes
 from onnxamp._base.threads import THREADS, thread_limit
-from onnxamp._runtime.session import make_session
+from onnxamp._runtime.sessions.session import make_session
 
 UNIX = pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
 

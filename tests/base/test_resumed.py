@@ -16,7 +16,7 @@ from states import samples_in
 
 import onnxamp
 from onnxamp._report.formats import diff_json
-from onnxamp._runtime.samples import random_samples
+from onnxamp._runtime.inputs.samples import random_samples
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="kills as Unix does")
 

@@ -20,8 +20,8 @@ from onnxamp._base.processes import Processes
 from onnxamp._model.model import Model
 from onnxamp._numerics.comparison import Comparison
 from onnxamp._report.formats import diff_json
+from onnxamp._runtime.inputs.samples import Samples, random_samples
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.samples import Samples, random_samples
 
 pytestmark = pytest.mark.usefixtures("forked")
 

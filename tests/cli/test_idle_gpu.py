@@ -7,7 +7,7 @@ import pytest
 from commands import run, small
 from cuda_double import forgotten
 
-from onnxamp._runtime import session
+from onnxamp._runtime.sessions import session
 
 CUDA = "CUDAExecutionProvider"
 

@@ -181,7 +181,7 @@ ABORTS = """
 import ctypes
 library = ctypes.CDLL(None)
 library.on_exit(library.abort, None)
-from onnxamp._runtime import pieces
+from onnxamp._runtime.piecewise import pieces
 def make_session(*_, **__):
     signal.raise_signal({number})
 pieces.make_session = make_session
@@ -230,7 +230,7 @@ def test_signals_between_two_instructions(place: Path, moment: str) -> None:
 
 
 NAMES = """
-from onnxamp._runtime import pieces
+from onnxamp._runtime.piecewise import pieces
 class Field:
     def __set_name__(self, owner, name):  # of which Python makes a RuntimeError, before 3.12
         signal.raise_signal(signal.SIGHUP)
@@ -252,7 +252,7 @@ def test_what_follows_from_a_signal_is_no_error(place: Path) -> None:
 
 UNRAISABLE = """
 import threading, time
-from onnxamp._runtime import pieces
+from onnxamp._runtime.piecewise import pieces
 class Gone:
     def __del__(self):
         signal.raise_signal(signal.SIGTERM)
@@ -350,7 +350,7 @@ def test_what_loads_ends_with_the_command(place: Path, number: signal.Signals, *
 
 WAITS = """
 import time
-from onnxamp._runtime import session
+from onnxamp._runtime.sessions import session
 def choose_provider(*_):
     print("there", flush=True)
     time.sleep(1000)

@@ -18,7 +18,7 @@ from onnx.backend.test.loader import load_model_tests
 
 import onnxamp
 from onnxamp._model.model import Model
-from onnxamp._runtime.session import run
+from onnxamp._runtime.sessions.session import run
 
 pytestmark = pytest.mark.slow
 

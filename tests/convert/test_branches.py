@@ -14,10 +14,10 @@ import onnxamp
 from onnxamp._base.errors import ArgumentError, ModelError
 from onnxamp._model.model import Model
 from onnxamp._model.protos import node_bodies
-from onnxamp._runtime.branches import resolve_branches
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import on_cpu
-from onnxamp._runtime.session import make_session, run
+from onnxamp._runtime.piecewise.branches import resolve_branches
+from onnxamp._runtime.sessions.session import make_session, run
 
 SILERO = real_model("silero_vad")
 

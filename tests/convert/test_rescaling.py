@@ -10,8 +10,8 @@ from onnx import ModelProto, TensorProto, numpy_helper, parser
 
 import onnxamp
 from onnxamp._model.model import Model
+from onnxamp._runtime.inputs.samples import as_samples
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.samples import as_samples
 from onnxamp._tuning.ranges import largest_magnitudes
 
 DECODER = """

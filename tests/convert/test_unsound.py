@@ -21,7 +21,7 @@ import onnxamp
 from onnxamp._convert import analysis as solved
 from onnxamp._decide.precision import Decision
 from onnxamp._decide.problem import Problem
-from onnxamp._rewrite.apply import Edits
+from onnxamp._rewrite.edits.apply import Edits
 
 CHAIN = """(float[2,8] x, float[2,8] v) => (float[2,8] y) {
     a = MatMul (x, w)  b = MatMul (a, w)  c = Mul (b, v)  d = MatMul (c, w)  e = MatMul (d, w)  f = MatMul (e, w)

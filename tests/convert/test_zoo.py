@@ -11,8 +11,8 @@ from repository import ROOT
 
 import onnxamp
 from onnxamp._numerics.diff_models import diff_models
-from onnxamp._numerics.metrics import TOLERANCES
-from onnxamp._runtime.samples import load_samples
+from onnxamp._numerics.differences.metrics import TOLERANCES
+from onnxamp._runtime.inputs.samples import load_samples
 
 ZOO = sorted((ROOT / "models").glob("*.onnx"))
 REORDERED = {("detector", "O3")}

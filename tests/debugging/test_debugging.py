@@ -28,7 +28,7 @@ from onnxamp import ArgumentError, ArgumentTypeError, ModelError, NumericsError,
 from onnxamp._model.model import Model
 from onnxamp._numerics.check import check_run
 from onnxamp._runtime.engines import engine_on, on_cpu
-from onnxamp._runtime.samples import Samples, random_samples
+from onnxamp._runtime.inputs.samples import Samples, random_samples
 from onnxamp.debugging import DebugMode, InferenceSession, NumericsWarning, TensorCheckerConfig, tensor_checker
 from onnxamp.debugging._chosen import ValueFilter
 from onnxamp.debugging._tables import read_csv, table_path, write_table

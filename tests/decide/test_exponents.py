@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from onnxamp._decide.exponents import solve
-from onnxamp._decide.relations import ZERO, ExponentProblem, Window
+from onnxamp._decide.exponents.relations import ZERO, ExponentProblem, Window
+from onnxamp._decide.exponents.solve import solve
 
 
 def objective(problem: ExponentProblem, exponents: tuple[int, ...]) -> tuple[int, int, int]:

@@ -14,8 +14,8 @@ import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 from repository import ROOT
 
-from onnxamp._decide.named_forms import FINDERS
-from onnxamp._decide.patterns import WALKS
+from onnxamp._decide.patterns.find import WALKS
+from onnxamp._decide.patterns.named import FINDERS
 from onnxamp._facts.kernels import kernel_table
 from onnxamp._facts.targets import check_target
 from onnxamp._options.lists import framework_names

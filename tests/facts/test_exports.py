@@ -13,7 +13,7 @@ from repository import ROOT
 import onnxamp
 from onnxamp._facts.kernels import kernel_table
 from onnxamp._facts.signature import lookup
-from onnxamp._graph.freedom import Typed, runs_on
+from onnxamp._graph.targets.freedom import Typed, runs_on
 
 FORMS = tomllib.loads((ROOT / "tests" / "exports.toml").read_text(encoding="utf-8"))["forms"]
 PLUGINS = {"CausalConvWithState", "LinearAttention", "NonMaxSuppression", "NonZero", "RoiAlign"}

@@ -11,7 +11,7 @@ from onnxamp._facts.dtypes import BFLOAT16, FLOAT, FLOAT16, FORMATS, Format
 from onnxamp._facts.kernels import carries, kernel_table
 from onnxamp._facts.ops import op_facts
 from onnxamp._facts.signature import Signature, lookup
-from onnxamp._graph.freedom import Freedom, Typed, freedom, runs_on
+from onnxamp._graph.targets.freedom import Freedom, Typed, freedom, runs_on
 
 LOWS = pytest.mark.parametrize("low", FORMATS.values(), ids=FORMATS)
 

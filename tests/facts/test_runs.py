@@ -19,7 +19,7 @@ from repository import ROOT
 import onnxamp
 from onnxamp._facts.kernels import kernel_table
 from onnxamp._facts.targets import release
-from onnxamp._runtime.session import make_session, run
+from onnxamp._runtime.sessions.session import make_session, run
 
 FORMS = 150
 """Forms of ops that are run in each test; scripts/ask_runs.py runs them all."""

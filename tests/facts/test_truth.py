@@ -11,7 +11,7 @@ from onnx import ModelProto
 
 from onnxamp import OnnxAmpError, convert_model, diff_models
 from onnxamp._audit.audit import audit_model
-from onnxamp._runtime.session import Provider, assigned_nodes, cuda_available, make_session
+from onnxamp._runtime.sessions.session import Provider, assigned_nodes, cuda_available, make_session
 
 ZOO = {path.stem: lambda path=path: onnx.load(path) for path in MODELS} | {
     name: case.build for name, case in CASES.items()

@@ -8,7 +8,7 @@ from gradient_cases import Array, loss_of
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxamp._gradients.walk import differentiate
-from onnxamp._runtime.session import make_session, run
+from onnxamp._runtime.sessions.session import make_session, run
 
 RNG = np.random.default_rng(0)
 

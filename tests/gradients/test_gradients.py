@@ -11,7 +11,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnxamp._base.errors import ArgumentError, GradientError, OpsetError
 from onnxamp._gradients import attention, linear, movement, pointwise, quantized
 from onnxamp._gradients.walk import FORWARD, RULES, differentiate
-from onnxamp._runtime.session import make_session, run
+from onnxamp._runtime.sessions.session import make_session, run
 from onnxamp.train import add_gradients
 
 RNG = np.random.default_rng(0)

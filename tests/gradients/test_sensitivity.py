@@ -19,7 +19,7 @@ from onnxamp._gradients.sensitivity import GradientWalk
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import Ports
 from onnxamp._model.model import Model
-from onnxamp._rewrite.upgrade import upgraded
+from onnxamp._rewrite.passes.upgrade import upgraded
 from onnxamp._runtime.engines import engine_on
 
 RANDOM = np.random.default_rng(0)

@@ -22,7 +22,7 @@ from onnxamp._graph.bounds.find import find_bounds
 from onnxamp._graph.bounds.walk import rules
 from onnxamp._graph.bounds.weights import _BLOCK, largest_stretch, least_stretch, range_of
 from onnxamp._graph.graph import Graph
-from onnxamp._runtime.session import make_session, run
+from onnxamp._runtime.sessions.session import make_session, run
 
 OPS = sorted(rules().keys() & set(all_ops()))
 SLACK = 1e-6

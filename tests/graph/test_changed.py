@@ -12,8 +12,8 @@ from strategies.model import random_model
 from onnxamp._base.errors import OnnxAmpError
 from onnxamp._graph.graph import Graph
 from onnxamp._model.protos import copied
-from onnxamp._rewrite.fold import apply_folds
-from onnxamp._rewrite.fold_search import find_folds
+from onnxamp._rewrite.passes.fold import apply_folds
+from onnxamp._rewrite.passes.fold_search import find_folds
 
 MODELS = Path(__file__).parents[2] / "models"
 SEEDS = 60

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from onnxamp._graph.cycles import cycles
+from onnxamp._graph.loops.cycles import cycles
 
 
 @pytest.mark.parametrize("seed", range(100))

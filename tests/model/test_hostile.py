@@ -22,7 +22,7 @@ import onnxamp
 from onnxamp import ExternalDataError, InternalError, ModelError, OnnxAmpError, OpsetError, convert_model
 from onnxamp._model.model import Model, load_model
 from onnxamp._model.wellformed import MAX_NESTING, check_wellformed
-from onnxamp._runtime.session import make_session
+from onnxamp._runtime.sessions.session import make_session
 from onnxamp.debugging import InferenceSession
 
 TEXT = "(float[2,4] X) => (float[2,4] Y) <float[4] w = {1, 2, 3, 4}> { h = Mul (X, w) Y = Cast <to = 1> (h) }"

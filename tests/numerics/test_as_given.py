@@ -8,7 +8,7 @@ from onnx import ModelProto, parser
 
 import onnxamp
 from onnxamp._graph import view
-from onnxamp._runtime import pieces
+from onnxamp._runtime.piecewise import pieces
 
 X = {"x": np.linspace(-3, 3, 12, dtype=np.float32).reshape(3, 4)}
 CALL = """

@@ -18,7 +18,7 @@ from onnxamp._audit.audit import audit_model
 from onnxamp._base.errors import ArgumentError, OpsetError
 from onnxamp._numerics.check import OpFilter, check_run
 from onnxamp._numerics.diff_models import diff_models
-from onnxamp._runtime.samples import Samples
+from onnxamp._runtime.inputs.samples import Samples
 
 LOW = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 ELEM = {"float16": 10, "bfloat16": 16}

@@ -18,15 +18,15 @@ from repository import feeds as model_feeds
 from onnxamp import convert_model
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError, ModelError
 from onnxamp._numerics.diff_models import diff_models
+from onnxamp._numerics.differences.metrics import AT_LEAST, AT_MOST, BOUNDS
 from onnxamp._numerics.judging import apply_limits
 from onnxamp._numerics.limits import Limits, make_limits
-from onnxamp._numerics.metrics import AT_LEAST, AT_MOST, BOUNDS
 from onnxamp._numerics.results import DiffReport
 from onnxamp._report.comparison import diff_report
 from onnxamp._report.console import make_console
 from onnxamp._report.formats import diff_json, load_diff
 from onnxamp._report.terminal import as_text
-from onnxamp._runtime.samples import Samples
+from onnxamp._runtime.inputs.samples import Samples
 
 fixed = settings(derandomize=True, deadline=None, max_examples=100)
 EXP = "(float[4] X) => (float[4] Y, float[4] Z) { Y = Exp (X) Z = Neg (X) }"

@@ -12,7 +12,7 @@ from graphs import CASES
 from graphs.case import parse
 
 import onnxamp
-from onnxamp._runtime.samples import random_samples
+from onnxamp._runtime.inputs.samples import random_samples
 
 NETWORKS = {path.stem for path in MODELS}
 ZOO = {path.stem: lambda path=path: onnx.load(path) for path in MODELS} | {

@@ -12,9 +12,9 @@ from graphs.case import add_weights, parse
 import onnxamp
 from onnxamp._base.errors import RuntimeFailure
 from onnxamp._model.model import Model
-from onnxamp._numerics.effort import ErrorEffort
-from onnxamp._numerics.errors_sought import Pair, Sought, largest_error
-from onnxamp._numerics.stress import Stress
+from onnxamp._numerics.unseen.effort import ErrorEffort
+from onnxamp._numerics.unseen.errors_sought import Pair, Sought, largest_error
+from onnxamp._numerics.unseen.stress import Stress
 from onnxamp._runtime.engines import choose_engine, on_cpu
 
 WIDTH = 32

@@ -11,7 +11,7 @@ from graphs.case import add_weights, parse
 from onnx import ModelProto
 
 import onnxamp
-from onnxamp._numerics.groups import groups_of, hidden_groups
+from onnxamp._numerics.differences.groups import groups_of, hidden_groups
 
 RNG = np.random.default_rng(0)
 GATE = RNG.uniform(0.5, 1, (4, 128)).astype(np.float32)

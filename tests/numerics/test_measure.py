@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from onnxamp._base.errors import RuntimeFailure
-from onnxamp._numerics.measure import _BLOCK as BLOCK
-from onnxamp._numerics.measure import measure
-from onnxamp._numerics.metrics import Measurement
-from onnxamp._runtime.session import cuda_available
-from onnxamp._runtime.values import to_value
+from onnxamp._numerics.differences.measure import _BLOCK as BLOCK
+from onnxamp._numerics.differences.measure import measure
+from onnxamp._numerics.differences.metrics import Measurement
+from onnxamp._runtime.sessions.session import cuda_available
+from onnxamp._runtime.sessions.values import to_value
 
 FLOATS = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
 INTEGERS = [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64, np.bool_]

@@ -10,10 +10,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from onnxamp._numerics.blocks import PART
-from onnxamp._numerics.compare import compare
-from onnxamp._numerics.merge import merge
-from onnxamp._numerics.metrics import Bad, PartError
+from onnxamp._numerics.differences.blocks import PART
+from onnxamp._numerics.differences.compare import compare
+from onnxamp._numerics.differences.merge import merge
+from onnxamp._numerics.differences.metrics import Bad, PartError
 
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)
 FINITE = st.floats(-1e6, 1e6, width=32)
@@ -334,7 +334,7 @@ WORSE = {
 
 
 def test_merge_joins_every_field():
-    """A field that onnxamp/_numerics/merge.py does not know would be that of the first sample."""
+    """A field that onnxamp/_numerics/differences/merge.py does not know would be that of the first sample."""
     first = compare("x", np.float32([1, 2]), np.float32([1, 2.5]))
     for field in {item.name for item in fields(first)} - SAME_IN_ALL_SAMPLES:
         second = replace(first, **{"max_abs": 9.0, "rel_l2": 9.0, field: WORSE.get(field, 9.0)})

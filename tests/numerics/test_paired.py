@@ -10,14 +10,14 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxamp import convert_model
 from onnxamp._numerics.diff_models import diff_models
-from onnxamp._numerics.measure import measure
+from onnxamp._numerics.differences.measure import measure
 from onnxamp._numerics.paired import PairedExecution, pair
 from onnxamp._runtime.emulate import emulate
-from onnxamp._runtime.flow import make_flow
-from onnxamp._runtime.pieces import Executor
-from onnxamp._runtime.samples import Samples
-from onnxamp._runtime.session import make_session, run
-from onnxamp._runtime.values import to_value
+from onnxamp._runtime.inputs.samples import Samples
+from onnxamp._runtime.piecewise.flow import make_flow
+from onnxamp._runtime.piecewise.pieces import Executor
+from onnxamp._runtime.sessions.session import make_session, run
+from onnxamp._runtime.sessions.values import to_value
 
 LOW = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 BUDGETS = [0, 500, 2**40]

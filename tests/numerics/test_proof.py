@@ -7,9 +7,9 @@ from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._numerics.comparison import Comparison
 from onnxamp._numerics.proof import UpgradeProof
-from onnxamp._rewrite.upgrade import upgraded
+from onnxamp._rewrite.passes.upgrade import upgraded
+from onnxamp._runtime.inputs.samples import random_samples
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.samples import random_samples
 
 TEXT = """(float[1,2,5,7] x) => (float[1,2,M,N] y) {
     s = Constant <value = float[4] {1, 1, 1.7, 2.3}> () u = Upsample <mode = "linear"> (x, s) y = Conv (u, w) }"""

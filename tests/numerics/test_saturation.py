@@ -14,7 +14,7 @@ import onnxamp
 from onnxamp._audit.bench import BenchOptions
 from onnxamp._model.model import Model
 from onnxamp._numerics import saturation
-from onnxamp._runtime.session import make_session
+from onnxamp._runtime.sessions.session import make_session
 
 FEEDS = images(1, seed=7)
 

@@ -6,7 +6,7 @@ from graphs.case import parse
 from onnx import ModelProto, numpy_helper
 
 import onnxamp
-from onnxamp._runtime import pieces
+from onnxamp._runtime.piecewise import pieces
 
 pytestmark = pytest.mark.openvino
 FEEDS = {"x": np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)}

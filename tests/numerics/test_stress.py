@@ -18,14 +18,14 @@ from onnxamp._facts.dtypes import FLOAT16
 from onnxamp._graph.graph import graph_of
 from onnxamp._graph.view import inline_functions
 from onnxamp._model.model import Model
-from onnxamp._numerics.flattened import flattened
-from onnxamp._numerics.stress import Effort, Stress
-from onnxamp._rewrite.upgrade import plan_upgrade
+from onnxamp._numerics.unseen.flattened import flattened
+from onnxamp._numerics.unseen.stress import Effort, Stress
+from onnxamp._rewrite.passes.upgrade import plan_upgrade
+from onnxamp._runtime.inputs.samples import given_samples
 from onnxamp._runtime.requested import requested_samples
 from onnxamp._runtime.run import RunOptions
-from onnxamp._runtime.samples import given_samples
-from onnxamp._runtime.session import make_session
-from onnxamp._runtime.session import run as run_session
+from onnxamp._runtime.sessions.session import make_session
+from onnxamp._runtime.sessions.session import run as run_session
 
 WIDTH = 64
 

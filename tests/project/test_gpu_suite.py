@@ -14,7 +14,7 @@ import onnx
 import pytest
 from repository import ROOT
 
-from onnxamp._runtime.session import cuda_available
+from onnxamp._runtime.sessions.session import cuda_available
 
 no_device = pytest.mark.skipif(cuda_available(), reason="there is a CUDA device")
 

@@ -7,7 +7,8 @@ import re
 import subprocess
 import symtable
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,8 @@ import onnxamp
 from onnxamp._base.extensions import Extension, all_extensions
 
 MAX_MODULE_LINES = 575
+MAX_FOLDER_MODULES = 20
+"""A folder that holds more has no one subject."""
 MAX_FUNCTION_LINES = 70
 """Without signature and docstring, which are there to be read."""
 
@@ -41,7 +44,7 @@ OFFERS = [offer for offers in all_extensions().values() for offer in offers.valu
 READERS = frozenset({"_base", "_facts", "_model", "_graph"})
 """What is known before a model is seen, and what reads one. Nothing of it decides."""
 DECIDERS = frozenset({"_options", "_decide", "_rewrite"})
-TAKEN = {"onnxamp._runtime.samples": {"ray"}}
+TAKEN = {"onnxamp._runtime.inputs.samples": {"ray"}}
 """Modules that take objects of an optional package, which their users have imported."""
 HEAVY = {"onnxruntime", "onnx_ir", "onnx_graphsurgeon", "click", "rich", "openpyxl"}
 
@@ -214,14 +217,37 @@ def test_only_public_modules_have_public_names() -> None:
     assert modules == {*PUBLIC, *THEIRS}
 
 
-def test_no_module_imports_itself_in_a_circle() -> None:
-    """Imports inside functions count, too: they hide circles from Python, not from readers."""
-    edges = {name: found - {name} for name, found in all_imports().items()}
+def in_circles(edges: Mapping[str, set[str]]) -> list[str]:
+    """What imports itself, directly or through others, and what lies above it."""
     waiting = dict(edges)
     while ready := [name for name, found in waiting.items() if not found & waiting.keys()]:
         for name in ready:
             del waiting[name]
-    assert not waiting, f"circles among {sorted(waiting)}"
+    return sorted(waiting)
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    """Imports inside functions count, too: they hide circles from Python, not from readers."""
+    assert in_circles({name: found - {name} for name, found in all_imports().items()}) == []
+
+
+def part(name: str) -> str:
+    """The folder of a room in which a module lies; the module itself if it lies in none."""
+    return ".".join(name.split(".")[:3])
+
+
+def test_no_folder_of_a_room_imports_itself_in_a_circle() -> None:
+    """A folder can be read without what lies above it. Who names a folder itself lists its modules, and uses none."""
+    edges: dict[str, set[str]] = {part(name): set() for name in FILES}
+    for name, found in all_imports().items():
+        used = {part(target) for target in found if FILES[target].name != "__init__.py"}
+        edges[part(name)] |= used - {part(name)}
+    assert in_circles(edges) == []
+
+
+def test_no_folder_holds_too_many_modules() -> None:
+    count = Counter(path.parent.relative_to(PACKAGE).as_posix() for path in FILES.values() if path.stem != "__init__")
+    assert {folder: modules for folder, modules in count.items() if modules > MAX_FOLDER_MODULES} == {}
 
 
 def test_heavy_libraries_wait_until_they_are_needed() -> None:

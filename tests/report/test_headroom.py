@@ -8,7 +8,7 @@ import pytest
 from commands import run, saved
 from graphs.case import add_weights, parse
 
-from onnxamp._numerics.stressed import Room
+from onnxamp._numerics.unseen.stressed import Room
 from onnxamp._report.headroom import headroom_section
 from onnxamp._report.parts import gauges_table
 

@@ -15,8 +15,8 @@ from opening import outcomes, runtime_version
 
 import onnxamp
 from onnxamp._facts.tables import target_names, target_table
-from onnxamp._graph import optimizers
-from onnxamp._graph.optimizers import faulty_optimizers, known_optimizers, may_break
+from onnxamp._graph.targets import optimizers
+from onnxamp._graph.targets.optimizers import faulty_optimizers, known_optimizers, may_break
 from onnxamp._runtime.building import _blamed as blamed
 
 FUSION = "MatmulTransposeFusion"

@@ -10,7 +10,7 @@ from onnx import ModelProto, TensorProto, helper
 
 import onnxamp
 from onnxamp._convert import convert as converting
-from onnxamp._rewrite.checker import complaint_about
+from onnxamp._rewrite.checks.checker import complaint_about
 
 CHAIN = """(float[2,8] x) => (float[2,8] y) {
     a = MatMul (x, w)  b = Relu (a)  c = MatMul (b, w)  d = Softplus (c)  e = MatMul (d, w)  y = Tanh (e) }"""

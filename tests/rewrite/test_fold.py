@@ -29,9 +29,9 @@ from onnxamp._convert.plan import load_plan
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.match import Choice, Form, Op, Pattern, Scalar, Var, form_table
 from onnxamp._numerics.proof import UpgradeProof
-from onnxamp._runtime.random_inputs import random_inputs
-from onnxamp._runtime.samples import load_samples
-from onnxamp._runtime.values import check_inputs
+from onnxamp._runtime.inputs.random_inputs import random_inputs
+from onnxamp._runtime.inputs.samples import load_samples
+from onnxamp._runtime.sessions.values import check_inputs
 
 OPSETS = (11, 13, 17, 18, 20, 22)
 ROWS, COLUMNS = 3, 8

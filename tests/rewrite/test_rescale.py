@@ -13,15 +13,15 @@ from passes import passed
 from strategies import all_ops, random_model
 
 import onnxamp
-from onnxamp._decide.equations import find_equations
-from onnxamp._decide.exponent_rows import rows_of
-from onnxamp._decide.exponents import solve
-from onnxamp._decide.relations import Window
+from onnxamp._decide.exponents.equations import find_equations
+from onnxamp._decide.exponents.relations import Window
+from onnxamp._decide.exponents.rows import rows_of
+from onnxamp._decide.exponents.solve import solve
 from onnxamp._graph.graph import Graph
 from onnxamp._model.exponents import EXPONENTS, store_exponents, stored_exponents
 from onnxamp._options.options import Options
 from onnxamp._options.values import Rescaling
-from onnxamp._rewrite import rescale
+from onnxamp._rewrite.passes import rescale
 
 LARGEST = 6
 """Exponents are drawn from -6 to 6."""

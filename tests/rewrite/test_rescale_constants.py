@@ -19,7 +19,7 @@ from onnxamp._facts.exponents import exponent_rules
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._options.options import Options
-from onnxamp._rewrite import rescale
+from onnxamp._rewrite.passes import rescale
 
 from .test_rescale import random_rescaling, same_bits
 

@@ -20,7 +20,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._model.sources import has_data_file
 from onnxamp._options.options import Options
 from onnxamp._options.values import Rescaling, Unfit
-from onnxamp._rewrite import split_k
+from onnxamp._rewrite.passes import split_k
 
 WEBGPU = Options("O3", target="webgpu")
 OPSETS = (9, 11, 12, 13, 17, 21)

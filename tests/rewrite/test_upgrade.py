@@ -13,7 +13,7 @@ from onnx import ModelProto, helper, numpy_helper
 
 import onnxamp
 from onnxamp._graph.graph import Graph
-from onnxamp._rewrite.upgrade import plan_upgrade, upgraded
+from onnxamp._rewrite.passes.upgrade import plan_upgrade, upgraded
 
 CLIPPED = """(float[2,3] x, bool c) => (float[2,3] y) {
     [first] a = Clip <min = 0.0, max = 6.0> (x)

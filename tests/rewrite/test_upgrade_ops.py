@@ -14,8 +14,8 @@ from upgrade_cases import CASES, OLD, REFUSED, Case
 
 from onnxamp._facts.tables import read_table
 from onnxamp._graph.graph import Graph
-from onnxamp._rewrite.upgrade import plan_upgrade
-from onnxamp._rewrite.upgrade_rules import steps_of
+from onnxamp._rewrite.passes.upgrade import plan_upgrade
+from onnxamp._rewrite.passes.upgrade_rules import steps_of
 
 NEWEST = min(26, onnx.defs.onnx_opset_version())
 """The newest opset that ONNX Runtime loads."""

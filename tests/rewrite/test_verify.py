@@ -10,7 +10,7 @@ from onnx import GraphProto, ModelProto
 import onnxamp
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
-from onnxamp._rewrite.verify import type_conflicts
+from onnxamp._rewrite.checks.verify import type_conflicts
 
 
 def loads(model: ModelProto) -> None:

@@ -10,8 +10,8 @@ from onnx import ModelProto, TensorProto, load
 
 from onnxamp._base.errors import OnnxAmpError
 from onnxamp._graph.graph import Graph
-from onnxamp._rewrite.verify import all_conflicts
-from onnxamp._rewrite.well_typed import is_well_typed
+from onnxamp._rewrite.checks.verify import all_conflicts
+from onnxamp._rewrite.checks.well_typed import is_well_typed
 
 ENCODER = Path(__file__).parents[2] / "models/encoder.onnx"
 

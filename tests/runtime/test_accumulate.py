@@ -13,7 +13,7 @@ import onnxamp
 from onnxamp._facts.providers import emulated_arithmetic
 from onnxamp._graph.graph import Graph
 from onnxamp._runtime.emulate import emulate_graph
-from onnxamp._runtime.session import make_session, run
+from onnxamp._runtime.sessions.session import make_session, run
 
 Array = NDArray[Any]
 WEBGPU = emulated_arithmetic("webgpu")

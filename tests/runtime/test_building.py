@@ -24,7 +24,7 @@ from onnxamp._base.errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._runtime import building
 from onnxamp._runtime.building import build_engine, refusal
-from onnxamp._runtime.samples import as_samples, load_samples
+from onnxamp._runtime.inputs.samples import as_samples, load_samples
 
 WARP = """(float[1,1,4,4] x, float[1,4,4,2] grid) => (float[1,1,4,4] y) {
     h = Relu (x)

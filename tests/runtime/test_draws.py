@@ -9,9 +9,9 @@ from onnx import ModelProto, TensorProto, helper, parser
 from onnxamp._base.errors import RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._runtime import LEAST, MOST
-from onnxamp._runtime.draws import Draw
 from onnxamp._runtime.engines import on_cpu
-from onnxamp._runtime.samples import as_samples, random_samples, usual_count
+from onnxamp._runtime.inputs.draws import Draw
+from onnxamp._runtime.inputs.samples import as_samples, random_samples, usual_count
 
 
 def absolute(size: int) -> Model:

@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxamp._base.errors import ExternalDataError, ModelError, OpsetError
 from onnxamp._runtime.emulate import emulate
-from onnxamp._runtime.session import cuda_available, make_session, run
+from onnxamp._runtime.sessions.session import cuda_available, make_session, run
 
 LOW = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 ELEM = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}

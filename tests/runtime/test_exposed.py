@@ -7,8 +7,8 @@ from repository import ROOT
 
 import onnxamp
 from onnxamp._runtime.emulate import emulate
-from onnxamp._runtime.flow import expose
-from onnxamp._runtime.session import make_session, run
+from onnxamp._runtime.piecewise.flow import expose
+from onnxamp._runtime.sessions.session import make_session, run
 
 
 @pytest.mark.mostly_slow(fast=3)

@@ -20,12 +20,12 @@ from onnxamp._base.errors import RuntimeFailure
 from onnxamp._graph.view import inline_functions
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import engine_on
-from onnxamp._runtime.flow import fitted, flow_of, make_flow
-from onnxamp._runtime.parts import ancestors, parts_of
-from onnxamp._runtime.pieces import Executor, start
-from onnxamp._runtime.session import make_session, run
-from onnxamp._runtime.shell import take_weights
-from onnxamp._runtime.values import check_inputs
+from onnxamp._runtime.piecewise.flow import fitted, flow_of, make_flow
+from onnxamp._runtime.piecewise.parts import ancestors, parts_of
+from onnxamp._runtime.piecewise.pieces import Executor, start
+from onnxamp._runtime.piecewise.shell import take_weights
+from onnxamp._runtime.sessions.session import make_session, run
+from onnxamp._runtime.sessions.values import check_inputs
 
 RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 BUDGETS = (0, 64, 2**40)

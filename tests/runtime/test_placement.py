@@ -31,8 +31,8 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import Types, infer_types
 from onnxamp._graph.view import ABSENT, Node, View
 from onnxamp._model.protos import opset_imports
-from onnxamp._runtime.session import assigned_nodes, cuda_available, make_session
-from onnxamp._runtime.values import type_proto
+from onnxamp._runtime.sessions.session import assigned_nodes, cuda_available, make_session
+from onnxamp._runtime.sessions.values import type_proto
 from onnxamp.train import AdamW, build_train_network
 
 pytestmark = [

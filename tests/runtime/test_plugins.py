@@ -14,8 +14,8 @@ from onnx import ModelProto, parser
 import onnxamp
 from onnxamp import ArgumentError, RuntimeFailure
 from onnxamp._runtime.engines import engine_on
-from onnxamp._runtime.plugins import engine_called
-from onnxamp._runtime.session import choose_provider, make_session
+from onnxamp._runtime.sessions.plugins import engine_called
+from onnxamp._runtime.sessions.session import choose_provider, make_session
 from onnxamp.train import SGD, build_train_network
 
 DRIVERS = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES")
@@ -73,7 +73,7 @@ def test_a_library_that_does_not_load_is_reported(tmp_path: Path, monkeypatch: p
 @pytest.mark.webgpu
 def test_without_a_driver_one_sentence_says_what_to_install(tmp_path: Path) -> None:
     none = {name: str(tmp_path / "none.json") for name in DRIVERS}
-    code = "from onnxamp._runtime.session import choose_provider as choose; choose('webgpu')"
+    code = "from onnxamp._runtime.sessions.session import choose_provider as choose; choose('webgpu')"
     root = str(Path(__file__).parents[2])
     paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     child = subprocess.run(

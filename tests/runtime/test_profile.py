@@ -5,7 +5,7 @@ from graphs.case import parse
 
 from onnxamp import ArgumentError, RuntimeFailure, random_samples
 from onnxamp._runtime.profile import node_times, times_of
-from onnxamp._runtime.session import cuda_available
+from onnxamp._runtime.sessions.session import cuda_available
 
 LOOP = """(float[64,64] x, int64 n, bool go) => (float[64,64] y) {
     [once] h = MatMul (x, x)

@@ -11,10 +11,10 @@ from onnx import TensorProto, helper, load_model, numpy_helper, parser, save_mod
 
 from onnxamp._base.errors import ArgumentError, ExternalDataError, ModelError, RuntimeFailure
 from onnxamp._runtime.emulate import emulate
-from onnxamp._runtime.random_inputs import random_inputs
-from onnxamp._runtime.session import cuda_available, cuda_trouble, make_session, run, run_values
-from onnxamp._runtime.starting import is_large, save_spilled
-from onnxamp._runtime.values import check_inputs, to_value
+from onnxamp._runtime.inputs.random_inputs import random_inputs
+from onnxamp._runtime.sessions.session import cuda_available, cuda_trouble, make_session, run, run_values
+from onnxamp._runtime.sessions.starting import is_large, save_spilled
+from onnxamp._runtime.sessions.values import check_inputs, to_value
 
 
 def graph(inputs, outputs, body, *, defaults="", extra="", opset=21):
@@ -31,7 +31,7 @@ def double():
 class TestSession:
     @pytest.mark.slow
     def test_onnxruntime_is_imported_late(self):
-        code = "import onnxamp._runtime.values, sys; sys.exit('onnxruntime' in sys.modules)"
+        code = "import onnxamp._runtime.sessions.values, sys; sys.exit('onnxruntime' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
     def test_runs_protos_and_files(self, double, tmp_path):

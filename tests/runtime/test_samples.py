@@ -21,10 +21,10 @@ from onnx import parser
 import onnxamp
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError, OutputError
 from onnxamp._graph.graph import Graph
-from onnxamp._runtime.random_inputs import random_inputs
-from onnxamp._runtime.sample_files import Spool, json_samples
-from onnxamp._runtime.samples import Samples, as_samples, load_samples, random_samples
-from onnxamp._runtime.values import check_inputs
+from onnxamp._runtime.inputs.random_inputs import random_inputs
+from onnxamp._runtime.inputs.sample_files import Spool, json_samples
+from onnxamp._runtime.inputs.samples import Samples, as_samples, load_samples, random_samples
+from onnxamp._runtime.sessions.values import check_inputs
 
 ENCODER = Path(__file__).parents[2] / "models" / "encoder.onnx"
 CLASSIFIER = ENCODER.with_name("classifier.onnx")

@@ -16,10 +16,11 @@ from onnx import ModelProto, numpy_helper
 import onnxamp
 from onnxamp import ArgumentError
 from onnxamp._graph.graph import Graph
-from onnxamp._runtime import memory, random_feeds, suited
-from onnxamp._runtime.memory import free_bytes, peak_bytes
-from onnxamp._runtime.session import make_session
-from onnxamp._runtime.session import run as run_session
+from onnxamp._runtime.inputs import random_feeds, suited
+from onnxamp._runtime.piecewise import memory
+from onnxamp._runtime.piecewise.memory import free_bytes, peak_bytes
+from onnxamp._runtime.sessions.session import make_session
+from onnxamp._runtime.sessions.session import run as run_session
 
 MS = {"com.microsoft": 1}
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from onnxamp._runtime.starting import reason
+from onnxamp._runtime.sessions.starting import reason
 
 NOT_CONVERTED = """[ONNXRuntimeError] : 11 : EP_FAIL : Check 'false' failed at src/translators/report.cpp:151:
 FrontEnd API failed with OpConversionFailure:

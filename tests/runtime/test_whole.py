@@ -23,9 +23,9 @@ from onnxamp._report.comparison import diff_report
 from onnxamp._report.terminal import as_text
 from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.session import EXACT, cuda_available, make_session
-from onnxamp._runtime.session import run as run_session
-from onnxamp._tuning.foreseen import judging_engine
+from onnxamp._runtime.sessions.session import EXACT, cuda_available, make_session
+from onnxamp._runtime.sessions.session import run as run_session
+from onnxamp._tuning.errors.foreseen import judging_engine
 from onnxamp._tuning.metric import make_metric
 from onnxamp._tuning.runs import converted_error, device_noise
 

@@ -15,7 +15,7 @@ import onnxamp
 from onnxamp import ArgumentError, Prompts
 from onnxamp._model.model import Model
 from onnxamp._runtime.engines import on_cpu
-from onnxamp._runtime.samples import as_samples
+from onnxamp._runtime.inputs.samples import as_samples
 from onnxamp._text.decoder import built_in_prompts
 
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed: pip install 'onnxamp[text]'")

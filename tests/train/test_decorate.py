@@ -11,7 +11,7 @@ from train_nets import conv_net, feeds, make, mlp, network
 
 import onnxamp
 from onnxamp._runtime.emulate import emulate
-from onnxamp._runtime.session import make_session, run
+from onnxamp._runtime.sessions.session import make_session, run
 from onnxamp.train import SGD, Decorated, FixedLossScaleManager, Momentum, build_train_network, decorate
 
 IMAGES = feeds(6, (1, 8, 8), 10)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gradient_cases import Array, Case, gradients_of, one
 
-from onnxamp._runtime.session import make_session, run
+from onnxamp._runtime.sessions.session import make_session, run
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install .[torch]")
 F = torch.nn.functional

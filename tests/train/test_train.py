@@ -17,7 +17,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import infer_types
 from onnxamp._graph.view import ABSENT
 from onnxamp._runtime.emulate import emulate
-from onnxamp._runtime.session import cuda_available, make_session, run
+from onnxamp._runtime.sessions.session import cuda_available, make_session, run
 from onnxamp.train import (
     FROM_LEVEL,
     SGD,

@@ -6,7 +6,7 @@ from onnx import TensorProto
 from repository import ROOT
 from train_nets import Array, conv_net
 
-from onnxamp._runtime.session import cuda_available, make_session, run
+from onnxamp._runtime.sessions.session import cuda_available, make_session, run
 from onnxamp.train import (
     AdamW,
     Batches,

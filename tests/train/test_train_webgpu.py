@@ -5,7 +5,7 @@ import pytest
 from onnx import numpy_helper
 from train_nets import Array, pooled_net
 
-from onnxamp._runtime.session import make_session, run
+from onnxamp._runtime.sessions.session import make_session, run
 from onnxamp.train import (
     AdamW,
     Batches,

@@ -13,11 +13,11 @@ from strategies import random_model
 import onnxamp
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
-from onnxamp._numerics.body_ranges import with_body_ranges
+from onnxamp._numerics.unseen.body_ranges import with_body_ranges
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
+from onnxamp._runtime.inputs.samples import as_samples
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.samples import as_samples
 from onnxamp._tuning.ranges import measured_ranges
 
 LOOP = """(float[2] X) => (float[2] Y) <float[1] w = {200}, float[1] v = {0.01}> {

@@ -19,8 +19,8 @@ from onnxamp._numerics.diff_models import diff_models
 from onnxamp._numerics.limits import Limits
 from onnxamp._numerics.user_functions import Accept
 from onnxamp._options.options import Options
+from onnxamp._runtime.inputs.samples import Samples
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.samples import Samples
 from onnxamp._tuning.cure import TRIALS, Recipe, cure_conversion, other_ways
 from onnxamp._tuning.cure_check import CHECKS, cure_run
 

@@ -13,11 +13,11 @@ import onnxamp
 from onnxamp import RuntimeFailure, bench_models
 from onnxamp._audit.bench import BenchOptions
 from onnxamp._convert.analysis import low_nodes, solve
-from onnxamp._runtime.plugins import engine_called
-from onnxamp._runtime.session import choose_provider, make_session
+from onnxamp._runtime.sessions.plugins import engine_called
+from onnxamp._runtime.sessions.session import choose_provider, make_session
+from onnxamp._tuning.choices.solver import CandidateSolver
+from onnxamp._tuning.choices.space import SearchSpace, exactly, find_fusions
 from onnxamp._tuning.job import apportioned
-from onnxamp._tuning.solver import CandidateSolver
-from onnxamp._tuning.space import SearchSpace, exactly, find_fusions
 
 CHAIN = """(float[8,64] x) => (float[8,64] y) {
     [p] a = MatMul (x, w)  [q] c = Add (a, b)  [r] d = Relu (c)  [s] e = MatMul (d, w)  [t] y = Tanh (e)

@@ -20,7 +20,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.work import Work
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
-from onnxamp._tuning.space import find_space
+from onnxamp._tuning.choices.space import find_space
 
 
 def estimate_of(text: str, **shapes: tuple[int, ...]) -> Estimate:

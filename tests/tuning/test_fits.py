@@ -13,8 +13,8 @@ import onnxamp
 from onnxamp._model.model import Model
 from onnxamp._numerics.check import check_run
 from onnxamp._numerics.results import RangeFit
+from onnxamp._runtime.inputs.samples import as_samples
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.samples import as_samples
 from onnxamp._tuning.cure_check import find_fit
 
 STREAM = """(float[2,8] X) => (float[2,8] Y) {

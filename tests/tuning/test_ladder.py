@@ -18,7 +18,7 @@ from repository import ROOT
 
 import onnxamp
 from onnxamp import Tuned, tune_model
-from onnxamp._tuning.candidates import room
+from onnxamp._tuning.choices.candidates import room
 from onnxamp._tuning.results import Candidate
 
 TOLERANCES = (1e-4, 3e-4, 6e-4, 1e-3, 3e-3, 1e-2)

@@ -17,8 +17,8 @@ from onnxamp._convert.compensation import MADE_UP
 from onnxamp._convert.convert import convert
 from onnxamp._model.model import Model
 from onnxamp._runtime.emulate import emulate
+from onnxamp._runtime.inputs.samples import as_samples
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.samples import as_samples
 from onnxamp._tuning.rounding import WeightRounder
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]

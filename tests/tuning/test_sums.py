@@ -12,8 +12,8 @@ import onnxamp
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level, Rescaling
+from onnxamp._runtime.inputs.samples import as_samples
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.samples import as_samples
 from onnxamp._tuning.ranges import measured_ranges
 
 RNG = np.random.default_rng(0)

@@ -27,13 +27,13 @@ from onnxamp._model.model import Model
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import OutputCache, engine_on, on_cpu
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.session import cuda_available, make_session, run
-from onnxamp._runtime.values import check_inputs
-from onnxamp._tuning.foreseen import judging_engine
+from onnxamp._runtime.sessions.session import cuda_available, make_session, run
+from onnxamp._runtime.sessions.values import check_inputs
+from onnxamp._tuning.choices.solver import CandidateSolver
+from onnxamp._tuning.choices.space import find_live
+from onnxamp._tuning.errors.foreseen import judging_engine
 from onnxamp._tuning.metric import make_metric
 from onnxamp._tuning.runs import converted_error
-from onnxamp._tuning.solver import CandidateSolver
-from onnxamp._tuning.space import find_live
 
 tune_model = partial(tune_for_speed, allow_slower=True)
 """These models are so small that Casts take longer than they save."""

@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from onnx.external_data_helper import convert_model_to_external_data
 
 import onnxamp
-from onnxamp._runtime.session import cuda_available
+from onnxamp._runtime.sessions.session import cuda_available
 
 ENCODER, DECODER = (next(path for path in MODELS if path.stem == stem) for stem in ("encoder", "decoder"))
 CANCELS = """(float[8] x) => (float[8] y) <float big = {256}> {

@@ -18,12 +18,17 @@ from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind
 from onnxamp._decide.near_one import has_near_one, near_one
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import attribute, attribute_of, op_facts
-from onnxamp._graph.distances import expanded_distances
 from onnxamp._graph.exact_walks import makers_through_exact
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.moments import DIFFERENCES, moment_difference
-from onnxamp._graph.offsets import removes_offset
-from onnxamp._graph.raw_inputs import RawInputs, raw_inputs, raw_makers, raw_readers
+from onnxamp._graph.numbers.distances import expanded_distances
+from onnxamp._graph.numbers.moments import DIFFERENCES, moment_difference
+from onnxamp._graph.numbers.offsets import removes_offset
+from onnxamp._graph.numbers.raw_inputs import (
+    RawInputs,
+    raw_inputs,
+    raw_makers,
+    raw_readers,
+)
 from onnxamp._graph.view import ABSENT, Node
 
 

@@ -5,7 +5,7 @@ from math import sqrt
 from typing import Final
 
 from onnxamp._decide.kinds import Claim, Hazard, HazardKind, in_range
-from onnxamp._decide.patterns import GROWING, patterns_of
+from onnxamp._decide.patterns.find import GROWING, patterns_of
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph

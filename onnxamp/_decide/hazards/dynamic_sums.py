@@ -21,7 +21,7 @@ from onnxamp._decide.kinds import (
     counts_exactly,
     in_range,
 )
-from onnxamp._decide.patterns import patterns_of
+from onnxamp._decide.patterns.find import patterns_of
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import attribute_of, op_facts
 from onnxamp._graph.constants import expected_terms, summed_terms

@@ -15,10 +15,10 @@ from onnxamp._decide.kinds import (
 )
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import attribute, op_facts
-from onnxamp._graph.extremes import exploding
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.guards import GuardWalks
-from onnxamp._graph.known import floats_of, stats_of
+from onnxamp._graph.numbers.extremes import exploding
+from onnxamp._graph.numbers.guards import GuardWalks
+from onnxamp._graph.numbers.known import floats_of, stats_of
 from onnxamp._graph.passed import passed_on
 from onnxamp._graph.view import ABSENT, Node
 

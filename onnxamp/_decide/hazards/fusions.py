@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Final
 
-from onnxamp._decide.fusion_groups import absorbed_casts
 from onnxamp._decide.kinds import ByExponents, Harm, Hazard, HazardKind
+from onnxamp._decide.patterns.fusion_groups import absorbed_casts
 from onnxamp._facts.dtypes import Format
 from onnxamp._graph.graph import Graph
 

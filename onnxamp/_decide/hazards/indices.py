@@ -7,8 +7,8 @@ from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind, counts_exac
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.index_paths import INTEGERS, index_paths
-from onnxamp._graph.known import is_rounded
+from onnxamp._graph.numbers.index_paths import INTEGERS, index_paths
+from onnxamp._graph.numbers.known import is_rounded
 from onnxamp._graph.view import Node
 
 

@@ -13,7 +13,7 @@ from onnxamp._facts.dtypes import FLOAT_TENSORS, Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.exact_walks import readers_through_exact
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.unmixed import Unmixed
+from onnxamp._graph.numbers.unmixed import Unmixed
 from onnxamp._graph.view import ABSENT, Node, Origin
 
 _DIGITS: Final = 64.0

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
-from onnxamp._decide.exponent_rows import unfit_nodes
+from onnxamp._decide.exponents.rows import unfit_nodes
 from onnxamp._decide.kinds import Hazard, HazardKind, hazards_on
 from onnxamp._decide.overrides import find_overrides
-from onnxamp._decide.split_products import SUM, may_split
+from onnxamp._decide.patterns.split_products import SUM, may_split
 from onnxamp._facts.dtypes import FLOAT16, Format
 from onnxamp._facts.kernels import float_types
 from onnxamp._facts.ops import attribute

@@ -20,22 +20,27 @@ from onnxamp._decide.kinds import (
     in_range,
     large_enough,
 )
-from onnxamp._decide.patterns import GROWING, patterns_of
+from onnxamp._decide.patterns.find import GROWING, patterns_of
 from onnxamp._facts.dtypes import Format
-from onnxamp._graph.distances import cosine_nodes
 from onnxamp._graph.exact_walks import readers_through_exact
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.known import is_rounded
-from onnxamp._graph.large_inputs import (
+from onnxamp._graph.numbers.distances import cosine_nodes
+from onnxamp._graph.numbers.known import is_rounded
+from onnxamp._graph.numbers.large_inputs import (
     growth,
     is_residual,
     multiplied_integers,
     restores_mean,
     scaled_down_by,
 )
+from onnxamp._graph.numbers.powers import ends_in_curve, is_power, readers_of_power
+from onnxamp._graph.numbers.raw_inputs import (
+    RawInputs,
+    raw_inputs,
+    raw_makers,
+    raw_readers,
+)
 from onnxamp._graph.passed import passed_on
-from onnxamp._graph.powers import ends_in_curve, is_power, readers_of_power
-from onnxamp._graph.raw_inputs import RawInputs, raw_inputs, raw_makers, raw_readers
 from onnxamp._graph.view import Node
 
 

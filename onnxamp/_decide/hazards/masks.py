@@ -9,7 +9,6 @@ from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind, computing
 from onnxamp._facts.dtypes import LOW_TENSORS, Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.known import is_out_of_range, known_numbers, stats_of
 from onnxamp._graph.masks.added import may_be_bounded
 from onnxamp._graph.masks.made import bounded_masks
 from onnxamp._graph.masks.paths import (
@@ -18,6 +17,7 @@ from onnxamp._graph.masks.paths import (
     mask_path,
     saturated,
 )
+from onnxamp._graph.numbers.known import is_out_of_range, known_numbers, stats_of
 from onnxamp._graph.view import Node
 from onnxamp._model.constant_stats import ConstantStats
 from onnxamp._model.weights import SENTINEL

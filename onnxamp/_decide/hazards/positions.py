@@ -22,11 +22,11 @@ from onnxamp._decide.kinds import (
 )
 from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS, FLOAT_TENSORS, Format
 from onnxamp._facts.ops import op_facts
-from onnxamp._graph.accumulation import accumulated
-from onnxamp._graph.count_marks import COUNTED, INVERSE, POSITION, Counted
-from onnxamp._graph.counted import counted
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.known import is_rounded
+from onnxamp._graph.loops.accumulation import accumulated
+from onnxamp._graph.loops.count_marks import COUNTED, INVERSE, POSITION, Counted
+from onnxamp._graph.loops.counted import counted
+from onnxamp._graph.numbers.known import is_rounded
 from onnxamp._graph.view import ABSENT, Node, passed_from
 
 _EXACT = "leads to an op that needs exact positions"

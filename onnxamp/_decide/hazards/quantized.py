@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from onnxamp._decide.kinds import Effect, Fault, Harm, Hazard, HazardKind
-from onnxamp._decide.quantized_units import between_integers, fused_blindly
+from onnxamp._decide.patterns.quantized_units import between_integers, fused_blindly
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._facts.targets import target_of

@@ -20,11 +20,11 @@ from onnxamp._decide.kinds import (
 )
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import attribute, attribute_of, op_facts
-from onnxamp._graph.damaged import damaged
 from onnxamp._graph.exact_walks import makers_through_exact, readers_through_exact
-from onnxamp._graph.extremes import DIGITS, shrinking
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.known import floats_of, is_out_of_range, stats_of
+from onnxamp._graph.numbers.damaged import damaged
+from onnxamp._graph.numbers.extremes import DIGITS, shrinking
+from onnxamp._graph.numbers.known import floats_of, is_out_of_range, stats_of
 from onnxamp._graph.view import Node
 from onnxamp._model.weights import SENTINEL
 from onnxamp._options.options import Options

@@ -18,7 +18,7 @@ from onnxamp._facts.dtypes import Format, Grid, element_name, grids
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.exact_walks import makers_through_exact, readers_through_exact
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.scales import magnitudes
+from onnxamp._graph.numbers.scales import magnitudes
 from onnxamp._graph.view import Node
 from onnxamp._model.weights import read_array
 

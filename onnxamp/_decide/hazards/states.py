@@ -10,9 +10,9 @@ from typing import Final
 from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind, counts_exactly
 from onnxamp._facts.dtypes import Format, holds_float
 from onnxamp._facts.ops import op_facts
-from onnxamp._graph.accumulation import accumulated
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.known import is_rounded
+from onnxamp._graph.loops.accumulation import accumulated
+from onnxamp._graph.numbers.known import is_rounded
 from onnxamp._graph.view import ABSENT
 
 

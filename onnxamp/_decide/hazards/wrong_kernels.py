@@ -6,7 +6,7 @@ from typing import Final
 from onnxamp._decide.kinds import Harm, Hazard, HazardKind
 from onnxamp._facts.dtypes import Format
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.wrong_kernels import wrong_kernels, wrong_ops
+from onnxamp._graph.targets.wrong_kernels import wrong_kernels, wrong_ops
 
 
 def wrong_kernel_hazards(graph: Graph, low: Format, target: str) -> list[Hazard]:

@@ -3,7 +3,7 @@
 from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.known import is_known
+from onnxamp._graph.numbers.known import is_known
 from onnxamp._graph.view import Node, Origin, passed_values
 
 

@@ -11,11 +11,11 @@ from math import inf
 from onnxamp._facts.dtypes import FLOAT, Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.known import stats_of
 from onnxamp._graph.masks.added import AddedMasks, added_masks
 from onnxamp._graph.masks.given import Given
 from onnxamp._graph.masks.paths import mask_path
 from onnxamp._graph.masks.rows import row_axis, softmaxes
+from onnxamp._graph.numbers.known import stats_of
 from onnxamp._graph.view import Node, Origin
 from onnxamp._model.weights import SENTINEL
 

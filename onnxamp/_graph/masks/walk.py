@@ -10,8 +10,8 @@ from onnxamp._base.errors import OnnxAmpError
 from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS, FLOAT
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.known import is_known, stats_of
 from onnxamp._graph.masks.given import Given, carries_masks
+from onnxamp._graph.numbers.known import is_known, stats_of
 from onnxamp._graph.view import Node
 
 _LARGE: Final = 1000.0

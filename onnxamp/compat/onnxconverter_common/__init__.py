@@ -29,7 +29,7 @@ from onnxamp._numerics.user_functions import Accept
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
 from onnxamp._runtime.run import RunOptions
-from onnxamp._runtime.session import Provider
+from onnxamp._runtime.sessions.session import Provider
 from onnxamp._tuning.results import Search
 from onnxamp.compat._convert import (
     Range,

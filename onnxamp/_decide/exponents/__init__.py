@@ -1,0 +1,1 @@
+"""Exponents: the powers of two by which values are stored so that low precision holds them."""

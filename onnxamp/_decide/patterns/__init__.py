@@ -1,0 +1,1 @@
+"""Nodes that belong together: decomposed ops, and what runtimes fuse."""

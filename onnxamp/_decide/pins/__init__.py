@@ -1,0 +1,1 @@
+"""Pins: variables that are settled before the cut, by facts, by the user and by lists."""

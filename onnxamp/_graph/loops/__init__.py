@@ -1,0 +1,1 @@
+"""States of loops, and integers that count: how far they grow, and whether they fade."""

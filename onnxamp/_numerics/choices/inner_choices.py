@@ -1,0 +1,78 @@
+"""Choices that nodes in bodies of branches and loops make by values: both models run them without control flow.
+
+The branches that the original takes, and the turns that it makes, are put in the place of Ifs, Loops and Scans of both
+models. A choice of a body then is one of the main graph in each turn.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from onnxamp._base.errors import OnnxAmpError
+from onnxamp._facts.ops import op_facts
+from onnxamp._graph.graph import graph_of
+from onnxamp._model.model import Model
+from onnxamp._numerics.choices.close_calls import (
+    Chooser,
+    CloseCalls,
+    choosers,
+    close_calls,
+)
+from onnxamp._numerics.unseen.flattened import flattened, without_functions
+from onnxamp._runtime.engines import Session
+from onnxamp._runtime.sessions.values import Feeds
+
+
+def inner_choices(
+    models: tuple[Session, Session], feeds: Feeds, known: Sequence[Chooser]
+) -> Iterator[CloseCalls]:
+    """Yield the choices of nodes in bodies on a sample, over all turns, as far as the control flow is known.
+
+    Args:
+        models: the original and its conversion.
+        feeds: the sample.
+        known: nodes whose choices are counted elsewhere, as those of a branch that the sample is known to take.
+    """
+    one, other = models
+    reference = without_functions(one.model)
+    labels = _labels(reference)
+    for chooser in known:
+        labels.pop(chooser.node.output[0], None)
+    if not labels:
+        return
+    flat = flattened(reference, feeds)
+    if flat is None:
+        return
+    twin = flattened(without_functions(other.model), feeds, flat)
+    if twin is None:
+        return
+    flats = (_opened(one, flat.model), _opened(other, twin.model))
+    try:
+        flows = [session.prepare(feeds).flow for session in flats]
+    except OnnxAmpError:
+        return
+    found = [
+        chooser
+        for chooser in choosers(*flows)
+        if flat.origins.get(chooser.node.output[0]) in labels
+    ]
+    total = dict[str, CloseCalls]()
+    for calls in close_calls(flats, feeds, ({}, {}), found):
+        label = labels[flat.origins[calls.node]]
+        before = total.get(label)
+        total[label] = replace(calls, node=label) if before is None else before + calls
+    yield from total.values()
+
+
+def _labels(model: Model) -> dict[str, str]:
+    """Return the first outputs of the nodes in bodies that choose, with the names of the nodes."""
+    decides = op_facts().decides
+    return {
+        node.proto.output[0]: node.proto.name or node.proto.output[0]
+        for node in model.ask(graph_of).nodes
+        if node.scope and node.key in decides
+    }
+
+
+def _opened(session: Session, model: Model) -> Session:
+    """Return another model on the engine of a session."""
+    return session.engine.open(model, whole=False, budget=session.budget)

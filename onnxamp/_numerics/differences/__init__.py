@@ -1,0 +1,1 @@
+"""The differences of two results: metrics, and what they are measured on."""

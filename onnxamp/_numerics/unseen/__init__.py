@@ -1,0 +1,1 @@
+"""What no sample shows: other branches, sizes and trips, and inputs that are made to be hard."""

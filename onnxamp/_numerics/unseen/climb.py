@@ -1,0 +1,264 @@
+"""Steps of gradient ascent within the ranges of inputs, toward the largest element of a value."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto, ValueInfoProto, helper
+
+from onnxamp._facts.dtypes import Range
+from onnxamp._graph.editor import GraphEditor
+from onnxamp._graph.graph import Graph, graph_of
+from onnxamp._model.model import Model
+from onnxamp._numerics.unseen.body_ranges import with_body_ranges
+from onnxamp._runtime.sessions.session import make_session, run
+from onnxamp._runtime.sessions.values import Feeds
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+    from onnxamp._gradients.walk import Gradients
+
+
+class Seen(NamedTuple):
+    """The largest magnitude of a value's elements of one sign on a sample, and the number of the sample."""
+
+    magnitude: float
+    sample: int
+    sign: float
+
+
+class Watched(NamedTuple):
+    """A model that returns the largest and the least element of some values.
+
+    Attributes:
+        session: the model.
+        outputs: by name of a value of the main graph: the outputs with these elements.
+        inner: by name of a value in a body: the output with its largest magnitude over all turns.
+    """
+
+    session: "ort.InferenceSession"
+    outputs: Mapping[str, tuple[str, str]]
+    inner: Mapping[str, str]
+
+    @classmethod
+    def of(cls, model: Model, names: Sequence[str]) -> "Watched":
+        """Return a model that is ready to run."""
+        graph = model.ask(graph_of)
+        within = dict[str, str]()
+        if not set(names) <= graph.scopes[0].names.keys():
+            made, found = with_body_ranges(graph)
+            within = {graph.values[value].name: name for name, value in found.items()}
+            graph = Graph.of(made, model.folder)
+        editor = GraphEditor(graph)
+        outputs = dict[str, tuple[str, str]]()
+        for name in names:
+            if name not in graph.scopes[0].names:
+                continue
+            most, least = (_fresh(editor, name, end) for end in ("most", "least"))
+            outputs[name] = most, least
+            nodes = (
+                editor.make("ReduceMax", [name], [most], "", keepdims=0),
+                editor.make("ReduceMin", [name], [least], "", keepdims=0),
+            )
+            editor.insert(0, graph.scopes[0].nodes.stop, *nodes)
+        made = editor.finish()
+        for ends in outputs.values():
+            made.graph.output.extend(map(_number, ends))
+        inner = {
+            name: within[name]
+            for name in names
+            if name not in outputs and name in within
+        }
+        made.graph.output.extend(ValueInfoProto(name=name) for name in inner.values())
+        session = make_session(Model(made, model.folder), lean=True)
+        return cls(session, outputs, inner)
+
+    def largest(self, given: Sequence[Feeds]) -> dict[str, list[Seen]]:
+        """Return what inputs show of each value: its largest elements of either sign.
+
+        Only the magnitude is known of values in bodies, which may be that of either.
+        """
+        found: dict[str, list[Seen]] = {
+            name: [] for name in (*self.outputs, *self.inner)
+        }
+        every = [end for ends in self.outputs.values() for end in ends]
+        every += self.inner.values()
+        for number, feeds in enumerate(given):
+            results = run(self.session, feeds, every)
+            for name, (most, least) in self.outputs.items():
+                found[name].append(Seen(float(results[most]), number, 1.0))
+                found[name].append(Seen(-float(results[least]), number, -1.0))
+            for name, output in self.inner.items():
+                magnitude = float(results[output].item())
+                found[name] += [Seen(magnitude, number, sign) for sign in (1.0, -1.0)]
+        return found
+
+
+class Climb(NamedTuple):
+    """A model with the gradient of a value's largest element with respect to inputs.
+
+    Attributes:
+        session: the model.
+        factor: the input that is 1 for the largest element, and -1 for the least one.
+        largest: the output with that element.
+        slopes: by name of the input: the output with its gradient.
+        ranges: the ranges of these inputs.
+    """
+
+    session: "ort.InferenceSession"
+    factor: str
+    largest: str
+    slopes: Mapping[str, str]
+    ranges: Mapping[str, Range]
+
+    @classmethod
+    def toward(cls, model: Model, ranges: Mapping[str, Range], name: str) -> "Climb":
+        """Return the model for a value.
+
+        Args:
+            model: the model that computes the value.
+            ranges: the ranges of the inputs that may change.
+            name: the value.
+
+        Raises:
+            GradientError: an op between the inputs and the value has no gradient.
+        """
+        watched, largest, factor = _with_largest(model, name)
+        gradients = _gradients(watched, largest, ranges)
+        return cls(
+            session=make_session(gradients.model, lean=True),
+            factor=factor,
+            largest=largest,
+            slopes=gradients.outputs,
+            ranges=ranges,
+        )
+
+    def begun(self, starts: Sequence[Feeds], sign: float) -> Feeds:
+        """Return the inputs from which to climb: those that one step from the best of the starts reaches."""
+        if len(starts) == 1:
+            return starts[0]
+        ends = [self.climbed(start, sign, 1) for start in starts]
+        return max(ends, key=itemgetter(1))[0]
+
+    def stepped(self, start: Feeds, sign: float) -> Feeds:
+        """Return the inputs that one step reaches, whatever the value is there."""
+        outputs = list(self.slopes.values())
+        results = run(self.session, {**start, **self._signed(sign)}, outputs)
+        slopes = {name: results[output] for name, output in self.slopes.items()}
+        return self._moved(start, slopes, 1.0)
+
+    def climbed(self, start: Feeds, sign: float, steps: int) -> tuple[Feeds, float]:
+        """Return the inputs that so many steps reach, and the magnitude of the value there."""
+        outputs = [self.largest, *self.slopes.values()]
+        turned = self._signed(sign)
+        best, largest = start, -inf
+        inputs, length = start, 1.0
+        slopes = dict[str, NDArray[Any]]()
+        for _ in range(steps + 1):
+            results = run(self.session, {**inputs, **turned}, outputs)
+            reached = float(results[self.largest])
+            if reached > largest:
+                best, largest = inputs, reached
+                slopes = {
+                    name: results[output] for name, output in self.slopes.items()
+                }
+            else:
+                length /= 2
+            inputs = self._moved(best, slopes, length)
+        return best, largest
+
+    def _signed(self, sign: float) -> dict[str, NDArray[np.float32]]:
+        """Return the input that makes gradients those of the element that is largest with a sign."""
+        return {self.factor: np.array(sign, np.float32)}
+
+    def toward_zero(self, start: Feeds, steps: int) -> Feeds:
+        """Return the inputs that so many steps of Newton's method reach toward the zero of a value that is negative;
+        the given ones if no step leads nearer.
+        """
+        turned = self._signed(1.0)
+        outputs = [self.largest, *self.slopes.values()]
+        best, largest = start, -inf
+        inputs = start
+        for _ in range(steps + 1):
+            results = run(self.session, {**inputs, **turned}, outputs)
+            reached = float(results[self.largest])
+            if reached > largest:
+                best, largest = inputs, reached
+            slopes = {name: results[output] for name, output in self.slopes.items()}
+            # What a step through the whole range would gain if the value were linear.
+            gain = sum(self._gain(name, slope) for name, slope in slopes.items())
+            if not 0 < gain < inf:
+                break
+            inputs = self._moved(inputs, slopes, min(1.0, -reached / gain))
+        return best
+
+    def _gain(self, name: str, slope: NDArray[Any]) -> float:
+        """Return what a step through the whole range of an input gains, to first order."""
+        low, high = self.ranges[name]
+        return float(np.abs(slope).sum(dtype=np.float64)) * (high - low)
+
+    def _moved(
+        self, inputs: Feeds, slopes: Mapping[str, NDArray[Any]], length: float
+    ) -> Feeds:
+        """Return inputs a step further up, within their ranges."""
+        moved = dict(inputs)
+        for name, slope in slopes.items():
+            low, high = self.ranges[name]
+            # The range of a mask is that of float32. What is beyond is clipped.
+            with np.errstate(over="ignore"):
+                further = moved[name] + length * (high - low) * np.sign(slope)
+            moved[name] = np.clip(further, low, high).astype(np.float32)
+        return moved
+
+
+def _with_largest(model: Model, name: str) -> tuple[Model, str, str]:
+    """Return a model that also returns the largest element of a value, times an input that may be 1 or -1.
+
+    Returns:
+        The model, the name of this output, and that of the input.
+    """
+    graph = model.ask(graph_of)
+    editor = GraphEditor(graph)
+    factor, signed, largest = (
+        _fresh(editor, name, what) for what in ("sign", "signed", "largest")
+    )
+    nodes = (
+        editor.make("Mul", [name, factor], [signed], ""),
+        editor.make("ReduceMax", [signed], [largest], "", keepdims=0),
+    )
+    editor.insert(0, graph.scopes[0].nodes.stop, *nodes)
+    made = editor.finish()
+    made.graph.input.append(_number(factor))
+    made.graph.output.append(_number(largest))
+    return Model(made, model.folder), largest, factor
+
+
+def _number(name: str) -> ValueInfoProto:
+    """Return the declaration of a float without axes."""
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, ())
+
+
+def _fresh(editor: GraphEditor, name: str, what: str) -> str:
+    return editor.names.fresh(f"{name}/{what}")
+
+
+def _gradients(model: Model, loss: str, inputs: Iterable[str]) -> "Gradients":
+    """Return a model with the gradients of a value with respect to those inputs that it depends on.
+
+    Raises:
+        GradientError: there are none.
+    """
+    graph = model.ask(graph_of)
+    scope = graph.scopes[0]
+    needed = {scope.names[loss]}
+    for node in reversed(graph.order):
+        if not needed.isdisjoint(node.writes):
+            needed.update(node.reads)
+    wanted = [name for name in inputs if scope.names[name] in needed]
+    from onnxamp._gradients.walk import differentiate  # noqa: PLC0415 - its rules take a tenth of a second to load
+
+    return differentiate(model.embedded(), loss, wanted)

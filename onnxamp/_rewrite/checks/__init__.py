@@ -1,0 +1,1 @@
+"""Checks of a result before anyone sees it."""

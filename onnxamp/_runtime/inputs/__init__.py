@@ -1,0 +1,1 @@
+"""Inputs of models: drawn at random to suit them, or read from files."""

@@ -1,0 +1,111 @@
+"""Parts of a graph whose nodes run together, and the memory that values take between them."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, TypeVar
+
+from onnxamp._model.protos import stored_bytes
+from onnxamp._runtime.piecewise.flow import DataflowGraph
+
+T = TypeVar("T")
+
+_NODES: Final = 1024
+"""Nodes that a piece may have: ONNX Runtime 1.31 loads in time that grows much faster than their number."""
+
+
+def ancestors(
+    flow: DataflowGraph, targets: Iterable[str], done: set[int]
+) -> list[int]:
+    """Return nodes that the targets need and that are not in ``done``, in order; they are added to it."""
+    nodes = []
+    waiting = [flow.maker[name] for name in targets if name in flow.maker]
+    while waiting:
+        node = waiting.pop()
+        if node not in done:
+            done.add(node)
+            nodes.append(node)
+            waiting += [
+                flow.maker[name] for name in flow.reads[node] if name in flow.maker
+            ]
+    return sorted(nodes)
+
+
+def parts_of(
+    flow: DataflowGraph, nodes: Iterable[int], budget: int
+) -> Iterator[tuple[int, ...]]:
+    """Yield groups of consecutive nodes whose values and weights fit the budget; a node that exceeds it is alone.
+
+    A model with optionals stays in one piece, as ONNX Runtime cannot be fed empty ones.
+    """
+    if any((kind or "").startswith("optional") for kind in flow.types.values()):
+        yield from filter(None, [tuple(nodes)])
+        return
+    part: list[int] = []
+    weights: set[str] = set()
+    held = 0
+    for node in nodes:
+        new = {
+            name for name in flow.reads[node] if name in flow.shell.weights
+        } - weights
+        cost = sum(flow.sizes.get(name, 0) for name in flow.nodes[node].output)
+        cost += sum(stored_bytes(flow.shell.weights[name]) for name in new)
+        if len(part) == _NODES or (part and held + cost > budget):
+            yield tuple(part)
+            part = []
+            weights = set()
+            held = 0
+        part.append(node)
+        weights |= new
+        held += cost
+    if part:
+        yield tuple(part)
+
+
+def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Return the items in runs of that size; the last may be shorter."""
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def fitting(
+    flow: DataflowGraph,
+    parts: Sequence[Sequence[int]],
+    wanted: Iterable[str],
+    budget: int,
+) -> int:
+    """Return how many samples can run together, part by part, with their values between parts within the budget.
+
+    It is 1 for a model without large weights, which would gain nothing.
+    """
+    if not flow.large or len(parts) < 2:
+        return 1
+    return max(1, budget // max(peak_of(flow, parts, wanted), 1))
+
+
+def peak_of(
+    flow: DataflowGraph, parts: Sequence[Sequence[int]], wanted: Iterable[str]
+) -> int:
+    """Return the most bytes of values that are held between parts. Complexity: linear in what nodes read."""
+    uses = Counter(wanted)
+    for part in parts:
+        uses.update(flow.reads_of(part))
+    held = {name for name in (*flow.inputs, *flow.defaults) if uses[name]}
+    size = most = sum(flow.sizes.get(name, 0) for name in held)
+    for part in parts:
+        new = [name for name in flow.outputs_of(part) if uses[name]]
+        reads = flow.reads_of(part)
+        uses.subtract(reads)
+        held.update(new)
+        gone = {name for name in reads if uses[name] <= 0} & held
+        held -= gone
+        size += sum(flow.sizes.get(name, 0) for name in new)
+        size -= sum(flow.sizes.get(name, 0) for name in gone)
+        most = max(most, size)
+    return most
+
+
+def peak_together(
+    flow: DataflowGraph, nodes: Iterable[int], wanted: Iterable[str]
+) -> int:
+    """Return the bytes of weights and values while nodes run in one session."""
+    weights = sum(map(stored_bytes, flow.shell.weights.values()))
+    return weights + peak_of(flow, [[node] for node in nodes], wanted)

@@ -1,0 +1,1 @@
+"""Sessions of ONNX Runtime: devices, values, and how sessions start."""
