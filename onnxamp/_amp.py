@@ -12,6 +12,7 @@ from onnx import NodeProto
 
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError, HazardWarning, warn
 from onnxamp._base.public import active_within
+from onnxamp._base.records import record
 from onnxamp._base.words import shortened
 from onnxamp._convert.plan import HazardRow, make_plan
 from onnxamp._decide.verdicts import told
@@ -335,7 +336,7 @@ def auto_cast(
         yield
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Only:
     """A rule for O1 that keeps exact ops in float32 unless they are white-listed or follow their consumers."""
 

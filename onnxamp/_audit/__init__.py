@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from onnxamp._base.public import Shown
+from onnxamp._base.records import record
 from onnxamp._graph.view import Node
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Finding:
     """A fault of a model, or something that costs time.
 
@@ -48,7 +49,7 @@ def ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda one: _SEVERITIES.index(one.severity)))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NodeFacts:
     """How a node will run.
 
@@ -74,7 +75,7 @@ class NodeFacts:
     quantized: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ScaleAtRisk:
     """A scale of quantized numbers that low precision cannot hold unchanged.
 
@@ -95,7 +96,7 @@ class ScaleAtRisk:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Casts:
     """Estimated Cast traffic of one run.
 
@@ -115,7 +116,7 @@ class Casts:
     assumed: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LoadsFrom:
     """The versions of ONNX Runtime that load a model on a target.
 
@@ -128,7 +129,7 @@ class LoadsFrom:
     because: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BuiltEngine:
     """The result of building an engine: the builder (``by``), whether it built one, and the engine's ``bytes``."""
 

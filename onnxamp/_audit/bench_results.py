@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from onnxamp._base.public import Shown
+from onnxamp._base.records import record
 
 SAME: Final = 0.02
 """The share by which two sessions of the same model may differ permanently, because their weights are at different
@@ -15,7 +16,7 @@ addresses. Of 18 pairs on one CPU thread, two differed by 2 %, and four by more 
 """
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Latency:
     """Seconds per run: the first run at this shape, and quantiles of ``runs`` runs after warming up."""
 
@@ -26,7 +27,7 @@ class Latency:
     runs: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TimeRatio:
     """How many times as fast as the first model a model is: the median over rounds, and its 95 % interval (bootstrap).
 
@@ -49,7 +50,7 @@ class TimeRatio:
         return self.low > 1 and self.value - max(self.spread, SAME) > 1
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Timing:
     """One model at one batch size.
 
@@ -68,7 +69,7 @@ class Timing:
     speedup: TimeRatio | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OpTime:
     """The time that the nodes of one op type, provider and float type took in a profiled run.
 
@@ -87,7 +88,7 @@ class OpTime:
     seconds: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Bench:
     """The measurements of one model that do not depend on the batch size.
 
@@ -116,7 +117,7 @@ class Bench:
     disabled: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Slowdown:
     """Something that slows a model down. :mod:`onnxamp._audit.timing` lists the kinds."""
 

@@ -14,6 +14,7 @@ from onnx.defs import get_all_schemas_with_history
 
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError
 from onnxamp._base.public import Shown
+from onnxamp._base.records import record
 from onnxamp._decide.kinds import kinds
 from onnxamp._facts.dimensions import dimension_rules
 from onnxamp._facts.dtypes import FORMATS, LOW_TENSORS
@@ -39,7 +40,7 @@ from onnxamp._options.lists import (
 from onnxamp._rewrite.passes.upgrade_rules import upgrade_rows
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OpFact:
     """A fact about an op.
 

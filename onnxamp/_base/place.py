@@ -2,16 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 
 from onnxamp._base.errors import ArgumentError
 from onnxamp._base.executor import Workers
 from onnxamp._base.extensions import extensions
 from onnxamp._base.processes import Processes
+from onnxamp._base.records import record
 from onnxamp._base.threads import core_count
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Place:
     """The worker processes to use.
 

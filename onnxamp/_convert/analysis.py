@@ -1,9 +1,10 @@
 """The read-only half of the pipeline, Graph -> Problem -> Pins -> Decision -> Edits."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from onnxamp._base.public import no_collections
+from onnxamp._base.records import record
 from onnxamp._decide.pins.find import Pins, find_pins
 from onnxamp._decide.precision import CutProblem, Decision, Prices, verdict_on
 from onnxamp._decide.problem import Problem, find_problem
@@ -18,7 +19,7 @@ from onnxamp._rewrite.edits.plan_edits import plan_edits
 from onnxamp._rewrite.prepare import Prepared
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Analysis:
     """A solved problem, and the edits that carry the decision out."""
 
@@ -151,7 +152,7 @@ def is_low(analysis: Analysis, node: int) -> bool:
     return all(analysis.decision.low[variable] for variable in analysis.ports.of(node))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Decided:
     """A prepared model, and the decision about it.
 

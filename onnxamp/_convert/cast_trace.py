@@ -6,12 +6,13 @@ analyzed again with these values shown as float32: their nodes then have the sam
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import chain
 from typing import Final, NamedTuple
 
 from onnxamp._base.errors import ArgumentError, suggestion
+from onnxamp._base.records import record
 from onnxamp._convert.analysis import Analysis, analyze
 from onnxamp._decide.variables.ports import HIGH, LOW, NONE, PortVariables
 from onnxamp._decide.verdicts import Verdict, option_for, told
@@ -34,7 +35,7 @@ from onnxamp._rewrite.prepare import PASSES
 _CASTING: Final = frozenset({"Cast", "CastLike"})
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Side:
     """A node, input, output or weight that makes or reads a value, with its precision and the reason.
 
@@ -55,7 +56,7 @@ class Side:
     option: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TracedCast:
     """A Cast, or what stands in its place.
 
@@ -78,7 +79,7 @@ class TracedCast:
     option: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CastTrace:
     """All Casts of a value.
 

@@ -6,11 +6,12 @@ The Casts are counted by solving the same problem again without the reason in qu
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from typing import Final
 
+from onnxamp._base.records import record
 from onnxamp._base.words import count
 from onnxamp._convert.analysis import Analysis, analyze
 from onnxamp._decide.kinds import Harm, kinds
@@ -21,7 +22,7 @@ from onnxamp._options.options import Options
 from onnxamp._options.values import Level
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Cause:
     """The cost of a reason that keeps nodes in float32.
 

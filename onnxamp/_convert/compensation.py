@@ -1,15 +1,16 @@
 """Weights that are rounded with compensation, as an analysis chose them."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Final, TypeAlias
 
 from onnxamp._base.errors import ArgumentError
+from onnxamp._base.records import record
 from onnxamp._convert.analysis import Analysis
 from onnxamp._model.blobs import Chosen
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RoundedWeights:
     """The result of compensated rounding.
 

@@ -9,7 +9,7 @@ Nothing here runs a model or writes a file: the whole job is in :mod:`onnxamp._j
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Final, TypeAlias
 
@@ -17,6 +17,7 @@ from onnx import ModelProto
 
 from onnxamp._base.errors import ArgumentError, InternalError, OpsetError
 from onnxamp._base.public import no_collections
+from onnxamp._base.records import record
 from onnxamp._convert.analysis import Analysis, Decided
 from onnxamp._convert.candidates import candidates
 from onnxamp._convert.compensation import RoundedWeights, Rounder, with_rounding
@@ -43,7 +44,7 @@ Proof: TypeAlias = Callable[[Graph], str | None]
 _LOG: Final = logging.getLogger("onnxamp")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Converted:
     """A converted model in memory. ``proto`` is always a new object, even if nothing changed."""
 

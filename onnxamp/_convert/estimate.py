@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from onnxamp._base.records import record
 from onnxamp._convert.analysis import Analysis, low_nodes
 from onnxamp._decide.precision import Decision
 from onnxamp._decide.variables.ports import NONE, PortVariables
@@ -178,7 +179,7 @@ def time_of(analysis: Analysis, estimate: Estimate) -> float:
     return estimate.time(low_nodes(analysis)) + sum(map(estimate.cast_time, casts))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SpeedUp:
     """The estimated gain of a conversion.
 

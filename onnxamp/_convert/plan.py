@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError, printable
 from onnxamp._base.paths import as_path, cannot_read, reason_of
 from onnxamp._base.public import Shown
+from onnxamp._base.records import record
 from onnxamp._base.state import as_data, from_data
 from onnxamp._convert.analysis import Analysis
 from onnxamp._decide.kinds import Hazard
@@ -32,7 +33,7 @@ CONSTANTS: Final = ("initializer", "Constant")
 """The op type in rows about constants."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PlanRow:
     """The decision about one precision variable.
 
@@ -55,7 +56,7 @@ class PlanRow:
         return told(self.reason, self.detail, low=self.low)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class HazardRow:
     """A hazard: the node, the fault, and whether the node is low nevertheless."""
 
@@ -66,7 +67,7 @@ class HazardRow:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ErrorShare:
     """The contribution of a node to an expected error: its share of the squared error."""
 
@@ -102,7 +103,7 @@ class ExpectedError:
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class QuantizedPart:
     """Nodes of a quantized network that share a type and a role.
 
@@ -122,7 +123,7 @@ class QuantizedPart:
     float32: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class QuantizedUnit:
     """Equal units: nodes between integers, from dequantizers to quantizers.
 
@@ -407,12 +408,12 @@ def _records(kind: type[T], data: Mapping[str, Any], name: str) -> tuple[T, ...]
     if not isinstance(data[name], list):
         raise TypeError(f"{name} is {data[name]!r:.40}, not a list")
     found = []
-    for number, record in enumerate(data[name]):
+    for number, entry in enumerate(data[name]):
         try:
-            found.append(from_data(kind, record))
+            found.append(from_data(kind, entry))
         except (ValueError, KeyError, TypeError):
             raise ValueError(
-                f"{name}[{number}] is damaged: {json.dumps(record):.80}"
+                f"{name}[{number}] is damaged: {json.dumps(entry):.80}"
             ) from None
     return tuple(found)
 

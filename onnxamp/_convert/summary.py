@@ -3,10 +3,10 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
+from onnxamp._base.records import record
 from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.plan import Plan
 from onnxamp._decide.variables.ports import HIGH, NONE
@@ -26,7 +26,7 @@ _SMALLEST: Final = 4096
 _UNHELD: Final = "its numbers do not fit low precision"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KeptWeight:
     """A weight that is float32 in the result.
 
@@ -126,7 +126,7 @@ def _told(reason: str, detail: str) -> str:
     return told(reason, detail)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Summary:
     """Nodes, Casts and weights of a result.
 

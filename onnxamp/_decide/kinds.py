@@ -17,13 +17,13 @@ from typing import Any, ClassVar, NamedTuple
 
 from numpy.typing import NDArray
 
+from onnxamp._base.records import record
 from onnxamp._decide import hazards
 from onnxamp._facts.dtypes import FLOAT_TENSORS, Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph, inlined
 from onnxamp._graph.numbers.known import known_numbers
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._model.protos import record
 from onnxamp._options.options import Options
 
 

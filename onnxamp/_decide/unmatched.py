@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from onnxamp._base.errors import first_of, suggestion
+from onnxamp._base.records import record
 from onnxamp._decide.listed import absent_names
 from onnxamp._facts.dtypes import FLOAT
 from onnxamp._graph.graph import Graph
@@ -17,7 +17,7 @@ _FEW: Final = 8
 _WEIGHT: Final = "float32 weight, and no node that reads one"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Unmatched:
     """A name or pattern that matches nothing.
 

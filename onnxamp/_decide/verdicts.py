@@ -4,9 +4,9 @@ from enum import Enum
 from functools import cache
 from typing import Any, Final, TypeAlias
 
+from onnxamp._base.records import record
 from onnxamp._decide.kinds import HazardKind, kinds
 from onnxamp._facts.tables import read_table
-from onnxamp._model.protos import record
 
 
 class Reason(Enum):

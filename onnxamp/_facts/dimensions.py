@@ -4,12 +4,13 @@
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
 
 from onnx import NodeProto
 
+from onnxamp._base.records import record
 from onnxamp._facts.ops import attribute
 from onnxamp._facts.tables import read_table
 
@@ -42,7 +43,7 @@ class Related(NamedTuple):
     aligned: Sequence[Sequence[Any]] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DimensionRule:
     """A row of the table."""
 

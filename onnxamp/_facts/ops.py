@@ -2,13 +2,14 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from onnx import NodeProto, defs, helper
 
+from onnxamp._base.records import record
 from onnxamp._facts.tables import read_table
 
 
@@ -79,7 +80,7 @@ class OutputParameter(NamedTuple):
     default: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OpFacts:
     """The rows of ``_data/ops.toml``, by flag and column; the comments there define each of these."""
 

@@ -10,13 +10,13 @@ each with its source. The provider's registry does not contain them.
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from math import sqrt
 from typing import Any, Final, NamedTuple
 
 from onnx import NodeProto
 
+from onnxamp._base.records import record
 from onnxamp._facts.dtypes import FLOAT16, FLOAT_TENSORS
 from onnxamp._facts.ops import attribute, op_key
 from onnxamp._facts.tables import device_of, target_names, target_table
@@ -75,7 +75,7 @@ class Accumulation(NamedTuple):
         return _ROUNDING * max(1.0, self.growth * sqrt(terms / _TERMS))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Profile:
     """The known arithmetic of a target.
 

@@ -32,6 +32,7 @@ from onnxamp._base.errors import (
 from onnxamp._base.optional import has_runtime
 from onnxamp._base.paths import as_path, cannot_read
 from onnxamp._base.public import active_within
+from onnxamp._base.records import record
 from onnxamp._facts.dtypes import ELEM_NUMBERS
 
 RUNTIME_DOMAINS: Final = (
@@ -44,7 +45,7 @@ _MANY: Final = 1 << 31
 """More ports than a node can have."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Port:
     """A formal input or output. Its type is a parameter's name ("T") or a concrete type ("tensor(int64)")."""
 

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from onnxamp._base import state
 from onnxamp._base.paths import as_path, is_remote
+from onnxamp._base.records import record
 from onnxamp._base.state import Part, from_data
 from onnxamp._fleet.kinds import Package
 from onnxamp._fleet.outcome import ModelOutcome
@@ -140,7 +141,7 @@ def _stamp(path: Path) -> Stamp | None:
     return None if now is None else (now.size, now.modified)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ModelJob:
     """One model of a folder.
 

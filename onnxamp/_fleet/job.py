@@ -5,7 +5,7 @@ import traceback
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +18,7 @@ from onnxamp._base.errors import (
     SourceChangedError,
 )
 from onnxamp._base.paths import as_path, made_folder
+from onnxamp._base.records import record
 from onnxamp._convert.misspelled import misspelled
 from onnxamp._convert.plan import Plan
 from onnxamp._decide.kinds import kinds
@@ -55,7 +56,7 @@ _TRANSIENT: Final = (
 """Errors that may not recur with the same files."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FolderOptions:
     """Options for every model of a folder; see :func:`onnxamp.convert_folder`.
 

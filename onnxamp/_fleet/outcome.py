@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from onnxamp._base.public import Shown
+from onnxamp._base.records import record
 from onnxamp._convert.misspelled import everywhere
 from onnxamp._decide.unmatched import Unmatched
 from onnxamp._numerics.differences.metrics import Perplexity, TensorDiff
@@ -14,7 +15,7 @@ from onnxamp._numerics.results import Parting
 OutcomeName = Literal["converted", "up to date", "failed", "failed before"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ModelOutcome:
     """The outcome of one model.
 
@@ -73,7 +74,7 @@ class ModelOutcome:
         return self.outcome in ("failed", "failed before")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Shipped:
     """A folder of a known kind, with the other files in it.
 
@@ -135,7 +136,7 @@ class FolderReport(Shown):
         return sum(row.outcome == outcome for row in self.rows)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FolderProgress:
     """Progress of a run, reported when a model is started (``row`` is None) and when it is done.
 

@@ -8,7 +8,6 @@ effect of the errors in one column of the matrix. The many columns are independe
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf, isnan
 from typing import Final, NamedTuple
 
@@ -16,6 +15,7 @@ import numpy as np
 from onnx import parser
 
 from onnxamp._base.errors import RuntimeFailure
+from onnxamp._base.records import record
 from onnxamp._facts.dtypes import FLOAT, Format
 from onnxamp._facts.ops import attribute, op_facts, op_key
 from onnxamp._gradients.backward import SUMMED
@@ -56,7 +56,7 @@ product (float[n,k] x, float[k,m] w, float[r,m] dy) => (float[n,m] moved, float[
 }}"""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Rounded:
     """The effect of rounding a value.
 
@@ -75,7 +75,7 @@ class Rounded:
     read: Mapping[str, tuple[float, ...]]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Sensitivities:
     """The measurements of one sample.
 

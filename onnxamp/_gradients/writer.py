@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from onnxamp._base.errors import GradientError
+from onnxamp._base.records import record
 from onnxamp._facts.dtypes import FLOAT_ELEMS, elem_of, tensor_type
 from onnxamp._facts.ops import attribute_in_effect
 from onnxamp._graph.editor import GraphEditor
@@ -38,7 +39,7 @@ def _binary(
     return write
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Tensor:
     """A value of the graph being written, with operators that write nodes.
 
@@ -294,7 +295,7 @@ Grads: TypeAlias = Tensor | Several
 """The gradient of the first input, if no other input has one, or several gradients."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Call:
     """A node of the forward pass, and the gradients of its outputs.
 

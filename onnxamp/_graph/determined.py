@@ -2,10 +2,11 @@
 
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import gcd, lcm, prod
 from typing import Final, NamedTuple
 
+from onnxamp._base.records import record
 from onnxamp._facts.dimensions import Related, columns, dimension_rules
 from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._graph.graph import Graph, inlined
@@ -80,7 +81,7 @@ def _broadcasts(column: Sequence[int | str]) -> bool:
     return len({dim for dim in column if isinstance(dim, int) and dim != 1}) < 2
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Relations:
     """The relations between dimensions that follow from the ops of a graph."""
 

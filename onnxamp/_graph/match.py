@@ -3,11 +3,12 @@
 import ast
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from math import isclose
 from typing import Any, NamedTuple, TypeAlias
 
+from onnxamp._base.records import record
 from onnxamp._facts.dtypes import FLOAT
 from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._facts.tables import read_table
@@ -97,7 +98,7 @@ class Op(NamedTuple):
         return found
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Choice:
     """Any of several expressions, all of them nodes."""
 
@@ -252,7 +253,7 @@ _CLOSE = 1e-6
 """The relative tolerance for the numbers of a form, because exporters write few decimals."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Match:
     """Nodes that form one decomposed op.
 

@@ -25,6 +25,7 @@ import onnx.inliner
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from onnxamp._base.errors import ModelError
+from onnxamp._base.records import record
 from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._facts.signature import Port, Signature, SignatureBook
 from onnxamp._graph.calls import adopt_opsets, bind_defaults, drop_shadowing
@@ -33,7 +34,6 @@ from onnxamp._model.protos import (
     copy_without,
     node_bodies,
     opset_imports,
-    record,
 )
 from onnxamp._model.wellformed import check_wellformed
 from onnxamp._model.wellformed_functions import check_functions
@@ -141,7 +141,7 @@ class Ports(NamedTuple):
     outputs: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Scope:
     """A graph or a body. A scope is opaque if it belongs to an op without a schema; it is never changed.
 

@@ -5,10 +5,11 @@ A result is written to a temporary name, loaded, built if the target has a build
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from onnxamp._base.errors import ArgumentError, RuntimeFailure
+from onnxamp._base.records import record
 from onnxamp._base.state import Part
 from onnxamp._convert.raising import reference_of
 from onnxamp._facts.providers import computes_low
@@ -115,7 +116,7 @@ def _casts(model: Model) -> int:
     return sum(node.op_type == "Cast" for node in all_nodes(model.proto.graph.node))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Validator:
     """Converts a model, and puts the result in its place if it passes.
 

@@ -1,9 +1,10 @@
 """Whether a conversion pays: the size of the file and the estimated time, and the options that do better."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, NamedTuple
 
+from onnxamp._base.records import record
 from onnxamp._convert.analysis import Analysis, analyze
 from onnxamp._convert.estimate import SpeedUp, expected_speed_up
 from onnxamp._decide.verdicts import Reason
@@ -37,7 +38,7 @@ class Proposal(NamedTuple):
         return f"{self.option} ({self.effect})"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Worth:
     """The gain of a conversion.
 

@@ -13,6 +13,7 @@ from onnx import ModelProto
 from onnxamp._base.errors import ArgumentError
 from onnxamp._base.paths import is_remote
 from onnxamp._base.public import Shown, no_collections
+from onnxamp._base.records import record
 from onnxamp._base.state import Part, file_print, fingerprint
 from onnxamp._convert.causes import Cause, find_causes
 from onnxamp._convert.convert import Converted, Proof, convert
@@ -97,7 +98,7 @@ class Conversion(Shown):
     kept_original: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Sink:
     """Where and how to write a converted model.
 
@@ -219,7 +220,7 @@ def unfinished(job: Job, sink: Sink) -> Part | None:
     return state.part(CONVERSION, facts)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StagedConversion:
     """A conversion that is written beside its place.
 

@@ -20,6 +20,7 @@ from onnx import ModelProto, TensorProto
 
 from onnxamp._base.errors import ExternalDataError
 from onnxamp._base.paths import is_remote, read_range, writing
+from onnxamp._base.records import record
 from onnxamp._base.threads import core_count, thread_limit
 from onnxamp._facts.dtypes import FLOAT32_BYTES, FORMATS, Format
 from onnxamp._model.protos import bytes_of, tensors_of
@@ -142,7 +143,7 @@ class Held:
         return self.view[start:stop]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Stored:
     """Bytes of a file, multiplied if the place has an exponent; with ``low``, float32 numbers to convert.
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from onnxamp._base.records import record
 from onnxamp._facts.dtypes import Format
-from onnxamp._model.protos import record
 from onnxamp._model.sources import data_location, scaled_tensor
 from onnxamp._model.weights import (
     MAPPED,

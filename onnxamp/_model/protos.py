@@ -11,14 +11,13 @@ payload, and only messages that can hold tensors are descended into.
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from itertools import chain
 from math import prod
 from mmap import mmap
 from os import PathLike
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, dataclass_transform
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from google.protobuf.message import Message
@@ -223,18 +222,6 @@ def drop_named(items: Any, names: Container[str]) -> None:
     order = [at for at, item in enumerate(items[:]) if item.name not in names]
     if len(order) < len(items):
         arrange(items, order)
-
-
-T = TypeVar("T")
-
-
-@dataclass_transform(frozen_default=True)
-def record(cls: type[T]) -> type[T]:
-    """Decorate as ``@dataclass(frozen=True, slots=True)`` does, but only type checkers see that it is frozen.
-
-    Creating a value then takes a quarter of the time: Python sets each field of a frozen dataclass by a call.
-    """
-    return dataclass(slots=True)(cls)
 
 
 class RemoteBytes:

@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple, Self
 
@@ -27,6 +27,7 @@ from onnxamp._base.errors import (
 )
 from onnxamp._base.paths import as_path, is_remote, read_range
 from onnxamp._base.public import active_within
+from onnxamp._base.records import record
 from onnxamp._model.protos import stored_bytes
 
 INSIDE: Final = f"onnxamp:{os.urandom(8).hex()}:"
@@ -184,7 +185,7 @@ class DataFile(NamedTuple):
     stamp: FileStamp
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DataLocation:
     """The location of a tensor's data in a file: ``length`` bytes from byte ``offset``.
 

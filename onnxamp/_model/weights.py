@@ -23,8 +23,9 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxamp._base.errors import ModelError
 from onnxamp._base.optional import has_runtime
 from onnxamp._base.paths import as_path, is_remote
+from onnxamp._base.records import record
 from onnxamp._facts.dtypes import FORMATS, Format, low_type
-from onnxamp._model.protos import record, small_model
+from onnxamp._model.protos import small_model
 from onnxamp._model.sources import (
     DataLocation,
     data_location,

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from onnxamp._base.errors import (
     suggestion,
 )
 from onnxamp._base.place import Place
+from onnxamp._base.records import record
 from onnxamp._base.state import StateLike, opened
 from onnxamp._facts.ops import op_facts, op_key
 from onnxamp._model.model import Model, ModelSource
@@ -138,7 +139,7 @@ def check_run(
             return check.report(kept_samples)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Check:
     """A model that is checked on the samples of a run.
 

@@ -3,12 +3,13 @@ of numbers far below the largest (:mod:`onnxamp._numerics.differences.groups`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf, sqrt
 from typing import Any, Final
 
 import numpy as np
 
+from onnxamp._base.records import record
 from onnxamp._facts.dtypes import FORMATS
 from onnxamp._numerics.differences.groups import Group, groups_of, hidden_groups
 from onnxamp._numerics.differences.measure import measure
@@ -26,7 +27,7 @@ _STEADY: Final = 0.01
 """Relative L2 error from which on numbers that follow such digits are noise: float32 has two decimals of them left."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Grouped:
     """The groups of numbers of an output; errors are of numbers no smaller than ``floor``."""
 

@@ -1,8 +1,9 @@
 """Proof that an upgraded or folded model still computes the same in float32."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Final
 
+from onnxamp._base.records import record
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._numerics.comparison import Comparison
@@ -12,7 +13,7 @@ _SAME: Final = Limits(tolerance=1e-5)
 """The largest change by the order of sums; a wrong meaning of an attribute changes more."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class UpgradeProof:
     """Compares upgraded and folded models with the original, each once.
 

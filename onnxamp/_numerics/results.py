@@ -5,13 +5,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from onnxamp._base.public import Shown
+from onnxamp._base.records import record
 from onnxamp._numerics.choices.close_calls import CloseCalls
 from onnxamp._numerics.differences.detections import Detections
 from onnxamp._numerics.differences.metrics import Measurement, Perplexity, TensorDiff
 from onnxamp._numerics.unseen.stressed import ErrorSought, Headroom, Proof, Room
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LayerDiff:
     """One value that both models share: the error of its op alone, and the error accumulated up to it.
 
@@ -65,7 +66,7 @@ def _sum(one: Measurement | None, other: Measurement | None) -> Measurement | No
     return one + other if one is not None and other is not None else one or other
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Parting:
     """Sequences of tokens that differ, over all samples.
 
@@ -101,7 +102,7 @@ class Parting:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FirstBad:
     """The first value, in execution order, that goes wrong; ``alarm`` tells how."""
 
@@ -113,7 +114,7 @@ class FirstBad:
     """False if no single op breaks, and this is where the accumulated error exceeds the limit."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Judgement:
     """One limit applied to one output: ``metric`` is a field of :class:`TensorDiff`."""
 
@@ -124,7 +125,7 @@ class Judgement:
     passed: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Cure:
     """Options that fix a failure, and the result of their trial.
 
@@ -154,7 +155,7 @@ _CRASHED: Final = re.compile(r"Sample \d+ could not be compared\.")
 """Likewise, where a worker process died."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Cost:
     """Relative L2 errors of an output against the float32 model that was quantized.
 
@@ -176,7 +177,7 @@ class Cost:
         return self.result <= self.limit
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Extra:
     """A comparison beyond the samples: through branches that none of them takes, or with larger inputs.
 
@@ -299,7 +300,7 @@ class DiffReport(Shown):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ValueCheck:
     """One output of one node of a model that ran.
 
@@ -320,7 +321,7 @@ class ValueCheck:
     """Nodes that read the value, directly or through Casts."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OutOfRange:
     """A value that does not fit float16.
 
@@ -335,7 +336,7 @@ class OutOfRange:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RangeFit:
     """The values that do not fit float16, in the order in which they are computed, without those that folding removes.
 

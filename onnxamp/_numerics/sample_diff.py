@@ -9,6 +9,7 @@ from onnx import NodeProto
 
 from onnxamp._base.errors import ArgumentError, RuntimeFailure
 from onnxamp._base.executor import Memory
+from onnxamp._base.records import record
 from onnxamp._facts.ops import attribute, op_facts, op_key
 from onnxamp._model.model import Model
 from onnxamp._numerics.choices.close_calls import (
@@ -68,7 +69,7 @@ from onnxamp._runtime.piecewise.flow import DataflowGraph, dtype_of, origin
 from onnxamp._runtime.sessions.values import Feeds, check_inputs
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RunFacts:
     """Fields of the report that the models have on a sample."""
 
@@ -78,7 +79,7 @@ class RunFacts:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SampleDiff:
     """The measurements of one sample.
 

@@ -33,6 +33,7 @@ from onnx import TensorProto, numpy_helper
 
 from onnxamp._base.errors import RuntimeFailure
 from onnxamp._base.executor import Memory
+from onnxamp._base.records import record
 from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS, FLOAT_ELEMS, LOW_ELEMS
 from onnxamp._facts.ops import op_facts, op_key
 from onnxamp._model.model import Model
@@ -255,7 +256,7 @@ def _constants_of(flow: DataflowGraph, node: int) -> Iterator[npt.NDArray[Any]]:
             yield flow.shell.array(name, raised=True)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CheckedSample:
     """The conditions that one sample meets, and the measurements of values and inputs."""
 

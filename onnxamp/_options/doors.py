@@ -13,6 +13,7 @@ from inspect import Parameter, Signature
 from typing import Any, Final, NoReturn, TypeVar, cast
 
 from onnxamp._base.errors import ArgumentTypeError, MissingNameError, suggestion
+from onnxamp._base.records import record
 from onnxamp._facts.tables import read_table
 from onnxamp._options.values import NUMBERS
 
@@ -114,7 +115,7 @@ def _guarded(
     return guarded
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Call:
     """Calls of a function; ``parameters`` are those that the caller gives."""
 

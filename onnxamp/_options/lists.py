@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from typing import Any, Final, Literal, get_args
 
 import onnx.defs
 
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError, nearest, suggestion
+from onnxamp._base.records import record
 from onnxamp._facts.kernels import kernel_table
 from onnxamp._facts.tables import read_table
 from onnxamp._facts.targets import with_kernels
@@ -18,7 +19,7 @@ PresetName = Literal["default", "conservative", "fast", "mindspore", "paddle"]
 PRESETS: Final[tuple[PresetName, ...]] = get_args(PresetName)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Preset:
     """White and black op types, each with the source of its entry."""
 

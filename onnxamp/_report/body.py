@@ -1,13 +1,13 @@
 """The body of a report on a terminal: its key figures, statements and tables, one below the other."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from rich.console import RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
+from onnxamp._base.records import record
 from onnxamp._report.layout import (
     ENDLESS,
     FOLDS,
@@ -44,7 +44,7 @@ _MEMBERS: Final = 3
 """The number of members of a statement that are shown without -v."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Body:
     """Renders parts.
 

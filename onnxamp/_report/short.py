@@ -1,7 +1,6 @@
 """Short reports: the verdict, problems and key figures, in as many lines as a report may take."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from rich.cells import cell_len
@@ -11,6 +10,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from onnxamp._base.errors import printable
+from onnxamp._base.records import record
 from onnxamp._report.layout import (
     ENDLESS,
     FOLDED,
@@ -101,7 +101,7 @@ def _head_lines(
     return printer.lines(*head)[:limit]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Printer:
     """Renders the parts of a short report."""
 

@@ -7,7 +7,6 @@ table.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from rich.cells import cell_len
@@ -23,6 +22,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from onnxamp._base.errors import printable
+from onnxamp._base.records import record
 from onnxamp._report.body import Body
 from onnxamp._report.console import asked_columns, is_screen, make_console
 from onnxamp._report.layout import (
@@ -70,7 +70,7 @@ def as_text(report: Report, *, verbose: bool = False) -> "_Rendering":
     return _Rendering(report, verbose)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Rendering:
     """The form of a report: complete, with unshortened names (``whole``), or only the verdict (``brief``).
 

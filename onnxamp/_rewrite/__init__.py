@@ -6,7 +6,7 @@ do it at a :class:`Site`: it has facts about the node in the old model, and name
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias
 
 from onnx import ModelProto, NodeProto, TensorProto
 
+from onnxamp._base.records import record
 from onnxamp._facts.dtypes import ELEM_NUMBERS, element_name
 from onnxamp._facts.ops import attribute
 from onnxamp._graph.editor import GraphEditor, drop_attributes
@@ -57,7 +58,7 @@ class Draft:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PassResult:
     """The result of a pass on a draft.
 
@@ -101,7 +102,7 @@ class StuckError(Exception):
     """A node cannot take a step of an upgrade. The text is the end of a sentence."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Site:
     """A node of the old model that is rewritten, for which new constants and values are named."""
 

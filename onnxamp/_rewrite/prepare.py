@@ -1,10 +1,11 @@
 """Preparation of a model for analysis: the passes that rewrite it before anything is decided."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from onnxamp._base.errors import ArgumentError
+from onnxamp._base.records import record
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
@@ -51,7 +52,7 @@ _CHECKED: Final = tuple(one for one in PASSES if one not in _UNCHECKED)
 """The passes before checks. Checks report the faults that the other passes would remove."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Prepared:
     """The graph to analyze.
 
@@ -77,7 +78,7 @@ class Prepared:
     unfolded: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Start:
     """A model before its patterns are folded: the same whatever is folded.
 

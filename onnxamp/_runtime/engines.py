@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 import numpy as np
 
 from onnxamp._base.errors import RuntimeFailure
+from onnxamp._base.records import record
 from onnxamp._facts.providers import Profile
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._runtime import BUDGET
@@ -51,7 +52,7 @@ Outputs: TypeAlias = Mapping[str, Any]
 """Arrays by output; lists for sequences, dicts for maps, None for empty optionals."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Engine(ABC):
     """An engine runs models. Code asks it for its properties, and never for its type.
 

@@ -1,13 +1,13 @@
 """Comparison of two decoders on texts: how well they predict them, and the tokens that they generate after prompts."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from onnxamp._base.errors import RuntimeFailure
+from onnxamp._base.records import record
 from onnxamp._model.model import Model
 from onnxamp._numerics.differences.metrics import Perplexity
 from onnxamp._numerics.differences.rankings import log_softmax
@@ -30,7 +30,7 @@ def reader_of(model: Model, generates: int) -> "DecoderReader | None":
     return DecoderReader(decoder)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DecoderReader:
     """A :class:`~onnxamp._numerics.text_reader.TextReader` for decoders, which have the same roles of inputs."""
 

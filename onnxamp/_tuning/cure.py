@@ -14,6 +14,7 @@ from time import monotonic
 from typing import Final
 
 from onnxamp._base.errors import OnnxAmpError
+from onnxamp._base.records import record
 from onnxamp._convert.convert import convert
 from onnxamp._convert.plan import Plan
 from onnxamp._facts.dtypes import FLOAT16, FORMATS
@@ -47,7 +48,7 @@ ACTIVITY: Final = "looking for a fix"
 """What progress bars say during a search, unless it has a longer description."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Recipe:
     """A conversion.
 

@@ -8,13 +8,13 @@ but the result is measured anyway.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import inf, sqrt
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError, suggestion
+from onnxamp._base.records import record
 from onnxamp._numerics.differences.detections import compare_matched
 from onnxamp._numerics.differences.metrics import TensorDiff
 from onnxamp._numerics.user_functions import Accept, called, imported, name_of
@@ -24,7 +24,7 @@ Measure: TypeAlias = Callable[[Outputs, Outputs], float]
 """Error of a result against its reference; infinite if it is broken."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Metric:
     """A metric and the largest accepted error."""
 

@@ -1,10 +1,11 @@
 """Ranges of a model's values on samples, and the exponents and float32 nodes that follow from them."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from onnxamp._base.executor import Memory
+from onnxamp._base.records import record
 from onnxamp._base.state import fingerprint
 from onnxamp._convert.raising import raised
 from onnxamp._decide.exponents.rescaling import Ranges, find_rescaling
@@ -189,14 +190,14 @@ def largest_magnitudes(model: Model, run: Run) -> dict[str, float]:
     return largest
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Magnitudes:
     """The largest magnitude of each tensor on a sample."""
 
     largest: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RangeProbe(Probe[Magnitudes]):
     """Measuring how large the values of a float32 model become."""
 

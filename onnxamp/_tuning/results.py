@@ -7,6 +7,7 @@ from onnx import ModelProto
 
 from onnxamp._base.errors import ArgumentError, suggestion
 from onnxamp._base.public import Shown
+from onnxamp._base.records import record
 from onnxamp._convert.plan import Plan
 from onnxamp._facts.devices import device_called
 from onnxamp._facts.targets import AUTO
@@ -73,7 +74,7 @@ class Search:
             )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Candidate:
     """One choice of low-precision nodes.
 
@@ -107,7 +108,7 @@ class Candidate:
         return self.predicted if self.error is None else self.error
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KeptNode:
     """A node that stays in float32: a short reason, and its measurement."""
 
@@ -117,7 +118,7 @@ class KeptNode:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Exponents:
     """The effect of exponents in a tuning that could use them.
 
@@ -135,7 +136,7 @@ class Exponents:
     error: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CompensationEffect:
     """The effect of compensated rounding in a tuning that could use it.
 

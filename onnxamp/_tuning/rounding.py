@@ -27,6 +27,7 @@ from onnx import helper
 
 from onnxamp._base.executor import Memory
 from onnxamp._base.optional import require
+from onnxamp._base.records import record
 from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.compensation import RoundedWeights
 from onnxamp._facts.dtypes import Format
@@ -198,7 +199,7 @@ class _SampleRows(NamedTuple):
     taken: set[int]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _RowsProbe(Probe[_SampleRows]):
     """Collecting the rows of as many weights as fit, which the first sample decides."""
 

@@ -8,13 +8,14 @@ therefore never gives a slower result.
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from operator import attrgetter
 from time import monotonic
 from typing import Any, Final
 
 from onnxamp._base.errors import ArgumentError, RuntimeFailure
+from onnxamp._base.records import record
 from onnxamp._convert.analysis import analyze, low_nodes
 from onnxamp._options.values import Level
 from onnxamp._tuning.choices.candidates import Aim, Frontier, room
@@ -176,7 +177,7 @@ class CandidateSearch:
         return min(map(self.in_units, lost), key=attrgetter("time"), default=None)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TuningOutcome:
     """A tuning, with everything that is needed to write another candidate."""
 

@@ -1,7 +1,7 @@
 """The common behavior of the functions of other converters: they lower everything that is not blocked."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 from onnxamp._amp import named_hazards
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError, HazardWarning, warn
+from onnxamp._base.records import record
 from onnxamp._convert.convert import Converted
 from onnxamp._convert.plan import make_plan
 from onnxamp._graph.constants import constant_tensors
@@ -28,7 +29,7 @@ from onnxamp._runtime.run import RunOptions
 from onnxamp._runtime.sessions.session import Provider
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Range:
     """The range of magnitudes that numbers other than 0, infinities and NaN are limited to.
 

@@ -27,6 +27,7 @@ from onnx import ModelProto, NodeProto
 
 from onnxamp._amp import amp_level_of
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError
+from onnxamp._base.records import record
 from onnxamp._decide.patterns.find import find_patterns, patterns_of
 from onnxamp._decide.patterns.named import named_forms
 from onnxamp._decide.problem import check_opset
@@ -64,7 +65,7 @@ class Norms(StrEnum):
     """All normalizations are lowered, including decomposed ones. At O1, only white-listed ops are."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Precision:
     """The precision of a training step.
 

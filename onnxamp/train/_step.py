@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
 from onnxamp._base.errors import ArgumentError, ModelError
+from onnxamp._base.records import record
 from onnxamp._facts.dtypes import FLOAT_ELEMS, elem_of
 from onnxamp._gradients.walk import differentiate
 from onnxamp._gradients.writer import Tensor, Writer
@@ -85,7 +86,7 @@ class Scaling(NamedTuple):
     moves: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TrainStep:
     """The graph of a step, in float32.
 

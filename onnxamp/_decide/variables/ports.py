@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple, TypeAlias
 
+from onnxamp._base.records import record
 from onnxamp._decide import mincut
 from onnxamp._facts.dtypes import Format, holds_float, retyped
 from onnxamp._facts.ops import op_facts, type_giver
 from onnxamp._facts.signature import Port, Signature
 from onnxamp._graph.types import bind
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._model.protos import record
 
 HIGH: Final = mincut.HIGH
 """The port is float32, regardless of the cut."""

@@ -13,9 +13,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxamp._base.records import record
 from onnxamp._facts.dtypes import Format
 from onnxamp._graph.bounds.rounding import Rounding
-from onnxamp._model.protos import record
 
 _FAR: Final = 1e300
 """A number that stands for infinity where a formula multiplies infinity by zero."""

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxamp._base.records import record
 from onnxamp._facts.ops import attribute_in_effect
 from onnxamp._graph.bounds.bound import Bound
 from onnxamp._graph.bounds.rounding import Rounding
@@ -15,7 +16,6 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.match import declared_axes
 from onnxamp._graph.shapes import Shape, width
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._model.protos import record
 
 Stretch: TypeAlias = Callable[[Graph, int], float]
 """Returns how many times a weight may make a vector longer."""

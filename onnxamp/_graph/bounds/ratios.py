@@ -13,12 +13,12 @@ from typing import Final
 
 import numpy as np
 
+from onnxamp._base.records import record
 from onnxamp._facts.dtypes import FLOAT16
 from onnxamp._graph.bounds.bound import Bound, times
 from onnxamp._graph.bounds.call import Call
 from onnxamp._graph.bounds.normalized import count
 from onnxamp._graph.view import ABSENT
-from onnxamp._model.protos import record
 
 
 class Relation(Enum):

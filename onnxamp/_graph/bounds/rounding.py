@@ -1,19 +1,19 @@
 """Rounding errors of numbers, and of the ends of bounds."""
 
-from dataclasses import dataclass
 from functools import cache
 from math import inf, sqrt
 from typing import Final
 
 import numpy as np
 
+from onnxamp._base.records import record
 from onnxamp._facts.dtypes import LOW_TENSORS, Format
 
 _LONGEST: Final = 2.0**40
 """Elements that an axis of unknown size may have: more than any memory holds."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Rounding:
     """The rounding of numbers to a type of few digits, once or several times.
 

@@ -6,13 +6,14 @@ outputs depend on such choices.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from onnx import NodeProto
 
 from onnxamp._base.errors import RuntimeFailure
+from onnxamp._base.records import record
 from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS
 from onnxamp._facts.ops import attribute_of, op_facts, op_key
 from onnxamp._numerics.choices.margins import Boxes, Counts, boxes, order, rank, steps
@@ -26,7 +27,7 @@ _BYTES: Final = 256 << 20
 """Bytes that the values may take which choices compare. No budget of memory decides, so that counts depend on none."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CloseCalls:
     """The choices of a node, over all samples.
 

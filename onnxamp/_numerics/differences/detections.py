@@ -6,7 +6,7 @@ boxes by their overlap, scores by their difference, labels must agree), and the 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from math import prod
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from onnx import TypeProto
 
 from onnxamp._base.optional import require
+from onnxamp._base.records import record
 from onnxamp._facts.dtypes import FLOAT_ELEMS
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph, graph_of
@@ -220,7 +221,7 @@ _APART: Final = 1e3
 """Cost of a pair that is no match: more than any sum of costs of pairs that are."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Detections:
     """The result of matching rows of outputs that belong together, over all samples.
 

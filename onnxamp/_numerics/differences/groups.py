@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from onnxamp._base.records import record
 from onnxamp._model.weights import SENTINEL
 from onnxamp._numerics.differences.metrics import Index
 
@@ -48,7 +49,7 @@ _EXPONENTS: Final = 2048
 """Binary exponents of float64, as its bits hold them."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Group:
     """Numbers of a tensor, or slices of it along an axis, whose magnitudes are close, over one or more samples.
 

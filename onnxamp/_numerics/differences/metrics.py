@@ -7,6 +7,7 @@ from operator import add, attrgetter
 from types import MappingProxyType
 from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar
 
+from onnxamp._base.records import record
 from onnxamp._facts.dtypes import FORMATS, LOWEST_FIRST
 
 Index: TypeAlias = tuple[int, ...]
@@ -142,7 +143,7 @@ class Sums:
         return max(-1.0, min(1.0, self.dot / norms))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Bad:
     """The first element that fails at any tolerance: ``kind`` is "NaN", "Inf" or "zero" (vanished)."""
 
@@ -284,7 +285,7 @@ def metric_of(metric: str, output: TensorDiff | None) -> str:
     return f"{name} of {output.part.told}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Perplexity:
     """The quality of two decoders' predictions of texts: exp(-mean ln p) over all tokens but the first of each sample.
 
@@ -320,7 +321,7 @@ _LARGEST_EXPONENT: Final = 709.0
 """The largest whole number whose exponential is a float64."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Measurement:
     """The difference of a tensor *f* from its reference *r*, over one or more samples of the same value.
 

@@ -4,7 +4,6 @@ Both models take the same branches and get the same inputs there. What cannot ru
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Final, NamedTuple
@@ -12,6 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from onnxamp._base.errors import OnnxAmpError
+from onnxamp._base.records import record
 from onnxamp._facts.ops import attribute, op_facts, op_key
 from onnxamp._numerics.unseen.larger import (
     OtherInputs,
@@ -65,7 +65,7 @@ class Excursion(NamedTuple):
     is_empty: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Beyond:
     """All comparisons beyond the samples, and clauses about what cannot be run."""
 

@@ -1,13 +1,14 @@
 """What is known of a result beyond its samples: what holds for every input, and inputs that are made to be hard."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
+
+from onnxamp._base.records import record
 
 if TYPE_CHECKING:
     from onnxamp._runtime.inputs.samples import Samples
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Proof:
     """What is proven of the values that a result computes in low precision.
 
@@ -29,7 +30,7 @@ class Proof:
         return self.proven == self.values
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Headroom:
     """How far a value was driven up.
 
@@ -51,7 +52,7 @@ class Headroom:
         return max(self.seen, self.stressed) / self.range
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ErrorSought:
     """The outcome of the search for an input on which a result is far off.
 
@@ -65,7 +66,7 @@ class ErrorSought:
     inputs: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Room:
     """The largest magnitudes of a value, which leave it more or less room in the range of its type.
 

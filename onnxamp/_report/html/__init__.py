@@ -2,10 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import PurePath
 
 from onnxamp._audit import Audit
+from onnxamp._base.records import record
 from onnxamp._convert.plan import Plan
 from onnxamp._facts.dtypes import FORMATS, Format
 from onnxamp._job.writing import Conversion
@@ -21,7 +22,7 @@ from onnxamp._report.tuning import tuning_report
 from onnxamp._tuning.results import Tuned
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Page:
     """All that the page shows. Sections without data are left out of it.
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from typing import Final
 
@@ -10,6 +10,7 @@ import onnx.defs
 import onnx.shape_inference
 from onnx import NodeProto, TensorProto, TypeProto, helper
 
+from onnxamp._base.records import record
 from onnxamp._facts.dtypes import readable_types
 from onnxamp._facts.kernels import is_consistent
 from onnxamp._facts.ops import attribute, op_facts
@@ -22,7 +23,7 @@ Types = tuple[str | None, ...]
 """Types of the inputs or of the outputs of a node; None if absent or unknown."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Typing:
     """The types of a node, and all that they depend on. Large models repeat few.
 

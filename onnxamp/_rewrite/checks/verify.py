@@ -6,12 +6,12 @@ A fault that the original model does not have is a bug in onnxamp, and the messa
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from itertools import chain
 
 from onnx import ModelProto, ValueInfoProto
 
 from onnxamp._base.errors import InternalError, ModelError
+from onnxamp._base.records import record
 from onnxamp._facts.dtypes import retyped
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
@@ -162,7 +162,7 @@ def _changed_signature(
                 yield Conflict(f"{kind} {name!r}", text, value=value)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Conflict:
     """A type fault at one place.
 

@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 
 import numpy as np
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -19,13 +19,14 @@ from onnx import (
     numpy_helper,
 )
 
+from onnxamp._base.records import record
 from onnxamp._facts.dtypes import Format, retyped
 from onnxamp._facts.ops import attribute, op_facts, op_key
 from onnxamp._graph.editor import GraphEditor, drop_attributes, set_attribute
 from onnxamp._graph.types import declared_type, type_proto
 from onnxamp._graph.view import ABSENT, Node, View
 from onnxamp._model.blobs import Chosen, Weight
-from onnxamp._model.protos import copied, copy_without, record
+from onnxamp._model.protos import copied, copy_without
 from onnxamp._rewrite.edits.mask_bounds import MaskBound, bounded_sum, bounding_nodes
 
 
@@ -69,7 +70,7 @@ class NewDequantize:
     elem: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Edits:
     """All changes of a model.
 

@@ -19,9 +19,9 @@ from typing import Final, NamedTuple
 import numpy as np
 from onnx import NodeProto
 
+from onnxamp._base.records import record
 from onnxamp._facts.dtypes import Format
 from onnxamp._graph.editor import GraphEditor
-from onnxamp._model.protos import record
 
 _FLOAT32_MANTISSA: Final = 23
 """Bits of the mantissa of a float32 number that are stored."""

@@ -1,7 +1,7 @@
 """Every fold that a model offers: each kind has conditions in addition to its form, which cannot express them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from math import isclose, prod
 from typing import Any, Final
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxamp._base.records import record
 from onnxamp._decide.patterns.forms import find_forms
 from onnxamp._decide.patterns.fusion_groups import constant_batch_norms
 from onnxamp._facts.dtypes import ELEM_NUMBERS, FLOAT, LOW_TENSORS, element_name
@@ -21,7 +22,7 @@ from onnxamp._model.protos import copied
 from onnxamp._model.weights import read_array
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NewWeight:
     """A weight that a fold adds, with a name based on ``base``; it is computed on demand."""
 
@@ -29,7 +30,7 @@ class NewWeight:
     make: Callable[[], TensorProto]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Fold:
     """One node for many.
 

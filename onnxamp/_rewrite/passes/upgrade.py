@@ -10,6 +10,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
 from onnxamp._base.errors import OpsetError
+from onnxamp._base.records import record
 from onnxamp._facts.ops import attribute
 from onnxamp._graph.editor import GraphEditor, drop_attributes, set_attribute
 from onnxamp._graph.graph import Graph
@@ -24,7 +25,7 @@ from onnxamp._rewrite.passes.upgrade_rules import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Obstacle:
     """A node that cannot take the step to ``opset``, with the reason."""
 

@@ -4,7 +4,6 @@ A rule receives a copy of the node, changes it, and returns the nodes that repla
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ import onnx.defs
 from onnx import NodeProto, TensorProto, helper
 from onnx.defs import OpSchema
 
+from onnxamp._base.records import record
 from onnxamp._facts.ops import attribute
 from onnxamp._facts.tables import read_table
 from onnxamp._graph.editor import set_attribute
@@ -247,7 +247,7 @@ RULES: Final[Mapping[str, Rule]] = {
 """The rules by the names that the table has for them."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class UpgradeStep:
     """The change from one schema of an op to the next, and how its nodes follow.
 

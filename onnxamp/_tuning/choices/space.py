@@ -3,12 +3,13 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from onnxamp._base.errors import RuntimeFailure
+from onnxamp._base.records import record
 from onnxamp._convert.analysis import Analysis, solve
 from onnxamp._convert.estimate import LAUNCH_US, UNIT_US, Estimate
 from onnxamp._decide.patterns.find import patterns_of
@@ -95,7 +96,7 @@ _EAGER: Final = 1 << 16
 """A gain in cost units that outweighs the Casts of any node."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TunableNode(LowNode):
     """A node that can be low precision.
 
@@ -123,7 +124,7 @@ class TunableNode(LowNode):
         return max(0, min(saved, most)) + more
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SearchSpace:
     """The nodes that can be low precision.
 

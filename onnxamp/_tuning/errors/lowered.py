@@ -2,16 +2,16 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from onnxamp._base.records import record
 from onnxamp._convert.analysis import Analysis, low_ports
 from onnxamp._decide.variables.ports import NONE
 from onnxamp._facts.ops import is_exact, op_facts
 from onnxamp._graph.view import ABSENT, Node, Ports, View
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LowNode:
     """A node that is in low precision, or can be.
 
