@@ -58,6 +58,8 @@ def _rows(graph: Graph, node: Node, product: Product) -> _Weights | None:
     if numbers is None:
         return None
     weights = numbers.astype(np.float64)
+    if not np.isfinite(weights).all():
+        return None
     if product.form == "windows":
         return weights.reshape(len(weights), -1)
     if product.form != "matrix":
