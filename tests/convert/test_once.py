@@ -75,9 +75,10 @@ def test_converting_reads_and_analyses_once(counts: dict[str, dict[str, int]]) -
     assert found["analysis analyze"] == found["problem find_problem"] == 3, (
         "once more to tell what the signature costs, and once for inputs in low precision, which may be faster"
     )
-    assert found["shape_inference infer_shapes"] == 10, (
+    assert found["shape_inference infer_shapes"] == 12, (
         "the model's, those of its run and the result's, an estimate's; for larger inputs: the work, both models;"
-        " bounds of the result; for inputs made to be hard: the model that climbs, the result"
+        " bounds of the result; for inputs made to be hard: the model that climbs, the result; for errors that are"
+        " sought: the work, the model that descends"
     )
     assert found["wellformed check_wellformed"] == 2, "the model, and the result"
 
