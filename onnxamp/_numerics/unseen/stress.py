@@ -45,7 +45,7 @@ Ranges: TypeAlias = tuple[tuple[str, Range], ...]
 """Names of inputs, each with its range."""
 
 _SAMPLES: Final = 4
-"""Samples whose values are looked at, and from the best of which the ascent begins."""
+"""Most samples whose values are looked at, and from the best of which the ascent begins."""
 
 _TRIES: Final = 3
 """Values without a gradient that are passed over: what makes one hard to differentiate stands in the way of others."""
@@ -375,8 +375,10 @@ class _Ascent:
         names = self._reached()
         if not names:
             return Stressed(proof)
-        if self.inner:
-            given = given[:1]  # others may take other branches and turns
+        effort = Effort.within(steps, _work(self.flat, given[0]))
+        # Other samples may take other branches and turns, and a look at all values takes as long as a step.
+        if self.inner or effort.is_least:
+            given = given[:1]
         watched = Watched.of(self.model, names)
         every = self._stored(watched.largest(given))
         self.largest = (_magnitudes(every), {})
@@ -385,7 +387,6 @@ class _Ascent:
         seen = {name: ends for name, ends in seen.items() if ends}
         ranked = sorted(seen, key=lambda name: max(seen[name].values()), reverse=True)
         why = ""
-        effort = Effort.within(steps, _work(self.flat, given[0]))
         for name in ranked[:_TRIES]:
             try:
                 target = self.inner.get(name, name)
