@@ -8,8 +8,8 @@ that a busy machine does not matter. ``corpora.py`` converts many small models, 
 bounds of a large one take.
 
 Each row is written to ``results/verdict.json`` at once. The same command continues where it stopped; ``--seconds``
-starts no model after that time, and ``--again`` measures models that have a row as well. ``--page`` writes the tables
-of ``docs/explain/verdict.md`` from the results.
+starts no model after that time, ``--again`` measures models that have a row as well, and ``--times`` only their times.
+``--page`` writes the tables of ``docs/explain/verdict.md`` from the results.
 """
 
 import argparse
@@ -120,12 +120,19 @@ def on_random_inputs(path: Path, value: str) -> float | None:
     return largest
 
 
+def timed(path: Path, folder: Path) -> tuple[Facts, Facts]:
+    """Return what a conversion says, and the processor times of one with stress and of one without."""
+    found, after = converted(path, STEPS, folder / "low.onnx")
+    _, before = converted(path, 0, folder / "unstressed.onnx")
+    times = {"seconds": round(after, 2), "seconds without stress": round(before, 2), "timed at": engine_commit()}
+    return found, times
+
+
 def measured(name: str, path: Path, folder: Path, seconds: float) -> Facts:
     """Return the row of a model; ``seconds`` is what its samples may take in the search for false alarms."""
     low = folder / "low.onnx"
-    found, after = converted(path, STEPS, low)
-    _, before = converted(path, 0, folder / "unstressed.onnx")
-    row = _row(name, found) | {"seconds": round(after, 2), "seconds without stress": round(before, 2)}
+    found, times = timed(path, folder)
+    row = _row(name, found) | times
     if found["headroom"]:
         row["largest, random"] = on_random_inputs(path, row["value"])
     cure = found["cure"] or {"nodes": (), "failure": ""}
@@ -208,6 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", default="", help="models and corpora whose name begins so")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no model after so long")
     parser.add_argument("--again", action="store_true", help="also measure what has a row")
+    parser.add_argument("--times", action="store_true", help="only measure the times of models that have a row again")
     parser.add_argument("--samples-seconds", type=float, default=20.0, help="for the samples of a model")
     parser.add_argument("--cache", type=Path, default=CACHE, help="where models and environments are kept")
     parser.add_argument("--page", action="store_true", help="only sum up, and write the tables of the page")
@@ -243,6 +251,12 @@ def _measured(options: argparse.Namespace, results: Facts, folder: Path) -> Iter
 
     every = list(models(folder, options.shared, options.cache))
     every.sort(key=lambda one: rows.get(one[0], {}).get("seconds", 0.0))
+    if options.times:
+        for name, path in every:
+            if name in rows and name.startswith(options.only):
+                _, times = timed(path(), folder)
+                yield "rows", rows[name] | times
+        return
     for name, path in every:
         if is_wanted(name):
             yield "rows", measured(name, path(), folder, options.samples_seconds)

@@ -182,9 +182,9 @@ def _source(results: Facts) -> list[str]:
     engine = f"ONNX Runtime {versions['ONNX Runtime']}"
     text = (
         f"Measured on an {machine['processor']} with one thread and {engine}, the last at commit"
-        f" {results['commit'][:8]}; the results name the commit of each row. `bert`, `gpt2`, `hifigan`, `llama`,"
-        " `resnet50`, `vit` and `whisper` are exports with random weights, whose activations may be smaller than"
-        " trained ones; the norms of `resnet50` are calibrated."
+        f" {results['commit'][:8]}; the results name the commit of each row and of its times. `bert`, `gpt2`,"
+        " `hifigan`, `llama`, `resnet50`, `vit` and `whisper` are exports with random weights, whose activations may be"
+        " smaller than trained ones; the norms of `resnet50` are calibrated."
     )
     return [fill(text, WIDTH)]
 
