@@ -372,9 +372,10 @@ class _Ascent:
 
         Other values tend to grow with it.
         """
-        names = self._reached()
-        if not names:
+        sloping = self._reached(by_slopes=True)
+        if not sloping:
             return Stressed(proof)
+        names = self._reached()
         effort = Effort.within(steps, _work(self.flat, given[0]))
         # Other samples may take other branches and turns, and a look at all values takes as long as a step.
         if self.inner or effort.is_least:
@@ -382,7 +383,6 @@ class _Ascent:
         watched = Watched.of(self.model, names)
         every = self._stored(watched.largest(given))
         self.largest = (_magnitudes(every), {})
-        sloping = self._reached(by_slopes=True)
         seen = {name: self._fitting(every[name]) for name in sloping}
         seen = {name: ends for name, ends in seen.items() if ends}
         ranked = sorted(seen, key=lambda name: max(seen[name].values()), reverse=True)
