@@ -1,4 +1,4 @@
-"""Limits on the search for inputs that overflow, by the work of the model."""
+"""Limits on the searches for inputs that overflow, and for large errors, by the work of the model."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -86,7 +86,7 @@ class Effort(NamedTuple):
             work: that of one run.
         """
         work = max(work, 1)
-        allowed = _WORK * max(steps, STRESS) // STRESS
+        allowed = _for_steps(_WORK, steps)
         runs = max(allowed // work, _FEWEST)
         climbs, most = _climbs(steps, runs)
         # From each start one step toward either end: two runs of each.
@@ -98,6 +98,11 @@ class Effort(NamedTuple):
             rounds=max(0, min(rounds, _ROUNDS)),
             has_lesser=climbs > 1,
         )
+
+
+def _for_steps(work: int, steps: int) -> int:
+    """Return the work that is allowed for so many steps, from the work at their default number; never less."""
+    return work * max(steps, STRESS) // STRESS
 
 
 def _climbs(steps: int, runs: int) -> tuple[int, int]:
@@ -129,7 +134,7 @@ class ErrorEffort(NamedTuple):
             work: that of one run of the model; its conversion takes as much.
             size: bytes of its weights.
         """
-        allowed = _ERROR_WORK * max(steps, STRESS) // STRESS - _LOADED * size
+        allowed = _for_steps(_ERROR_WORK, steps) - _LOADED * size
         runs = max(allowed // (2 * max(work, 1)), 0)
         inputs = min(_ERROR_RUNS * steps, runs)
         down = _DOWN * steps

@@ -178,9 +178,11 @@ class Stress(NamedTuple):
         """
         given = _given(reference, samples)
         movable = signals(given[0], self._movable(_ranges(given)), self.low)
+        if not movable:
+            return None
         work = _work(reference, given[0])
         effort = ErrorEffort.within(self.steps, work, reference.stock.size)
-        if not movable or not effort.inputs:
+        if not effort.inputs:
             return None
         try:
             return largest_error(
