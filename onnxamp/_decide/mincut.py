@@ -64,7 +64,7 @@ class Network:
     def arc(self, low: int, high: int, cost: int) -> None:
         """Charge ``cost`` (or INFINITE) if ``low`` is low and ``high`` is high; either may be LOW or HIGH.
 
-        What is settled on both sides costs the same in every cut, so it is left out.
+        An arc between settled sides adds the same cost to every cut, so it is left out.
         """
         is_paid_never = low in (high, HIGH) or high == LOW
         is_paid_always = low == LOW and high == HIGH

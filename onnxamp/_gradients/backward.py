@@ -52,7 +52,7 @@ class WrittenPiece:
         turns: value of an unrolled loop -> the value of the body that it is.
         integers: values that gradients pass through although they are no floats.
         quantizers: results of quantizers for which gains are known.
-        shared: values whose readers are told apart.
+        shared: values whose rounding costs are counted separately for each reader.
         partial: values that hold sentinels or NaN.
 
     Attributes:

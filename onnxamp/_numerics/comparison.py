@@ -48,7 +48,7 @@ Extent: TypeAlias = Literal["compared", "named", "ignored"]
 """What happens to branches that no sample takes, and to sizes beyond those of the samples."""
 
 _OFF: Final = "an input made to be hard for precision"
-"""What an input is called on which the result is far off."""
+"""The name, in reports, of an input on which the result is far off."""
 
 _LOG: Final = logging.getLogger("onnxamp")
 

@@ -12,7 +12,7 @@ from onnxamp._graph.view import Node
 from onnxamp._options.values import Level
 
 _Demand: TypeAlias = tuple[bool, Basis, str]
-"""Whether a node is to be low, the reason, and its detail."""
+"""A demand on a node: whether it must be low, the reason, and the detail of the reason."""
 
 
 def claim_lists(claims: Claims, freed: Mapping[int, frozenset[Basis]]) -> None:

@@ -29,7 +29,7 @@ _Change: TypeAlias = Callable[[_Array, Range, np.random.Generator], _Array]
 
 
 def nudged(feeds: Feeds, seed: int) -> dict[str, Feed]:
-    """Return inputs with other last digits. What differs by them in float32 is noise in float32 itself."""
+    """Return inputs with other last digits. An output that these change is noise in float32 itself."""
     rng = np.random.default_rng(seed)
     moved = dict(feeds)
     for name, feed in feeds.items():

@@ -1,7 +1,7 @@
 """Inputs that are sought for the error of a result: a few runs of both models, within the range of the samples.
 
-Errors of random inputs differ little, and those of large values are hardly larger. What low precision loses is what
-remains after a subtraction: the contrast of an image that is nearly flat, the noise in a silent recording, the
+Random inputs all give about the same error, and large values hardly a larger one. Low precision loses the small
+remainder of a subtraction: the contrast of an image that is nearly flat, the noise in a silent recording, the
 difference of two rows that are nearly equal. Layers that measure a spread and divide by it amplify such a remainder,
 and its error. No gradient leads there from a random input, where other errors outweigh this one, so the search needs
 none. It begins with inputs of little contrast, and changes the best of them at random.
