@@ -38,13 +38,13 @@ from onnxamp._runtime.engines import CudaEngine, Engine, choose_engine
 from onnxamp._runtime.inputs.random_inputs import random_inputs
 from onnxamp._runtime.inputs.samples import draw_of
 from onnxamp._runtime.inputs.suited import suited
-from onnxamp._runtime.piecewise.shell import take_weights
 from onnxamp._runtime.sessions.session import (
     Provider,
     assigned_nodes,
     bind,
     make_session,
 )
+from onnxamp._runtime.sessions.shell import take_weights
 from onnxamp._runtime.sessions.starting import (
     disabled_sentence,
     optimizers_to_disable,

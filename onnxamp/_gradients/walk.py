@@ -393,10 +393,10 @@ def _is_fixed(graph: Graph, node: Node, known: Container[str]) -> bool:
 
 def _evaluated(model: ModelProto, nodes: Sequence[Node], constants: _Known) -> _Known:
     """Return the values that nodes compute from constants."""
-    from onnx.reference import ReferenceEvaluator  # noqa: PLC0415 - slow to import
-
     if not nodes:
         return {}
+    from onnx.reference import ReferenceEvaluator  # noqa: PLC0415 - slow to import
+
     computed = chain.from_iterable(node.proto.output for node in nodes)
     outputs = [name for name in computed if name]
     reads = {*chain.from_iterable(node.proto.input for node in nodes)}

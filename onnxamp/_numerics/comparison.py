@@ -6,12 +6,11 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from math import inf
-from secrets import token_hex
 from time import monotonic
 from typing import Final, Literal, TypeAlias, get_args
 
 from onnxamp._base.errors import ArgumentError, RuntimeFailure
-from onnxamp._base.executor import Memory
+from onnxamp._base.executor import Memory, new_key
 from onnxamp._base.state import Facts, Part
 from onnxamp._facts.providers import emulated_arithmetic, sums_low
 from onnxamp._facts.targets import check_target
@@ -79,7 +78,7 @@ class Comparison:
     beyond: Extent = "ignored"
     stress: Stress | None = None
     is_hard: bool = False
-    _key: str = field(default_factory=token_hex)
+    _key: str = field(default_factory=new_key)
     """The key under which processes remember the reference."""
     _beyond: Beyond | None = None
     """What is compared beyond the samples, once it is known."""
@@ -373,7 +372,7 @@ class Comparison:
             beyond="ignored",
             stress=None,
             is_hard=excursion.is_hard,
-            _key=token_hex(),
+            _key=new_key(),
             _beyond=None,
         )
         told = f"{activity} with {excursion.what}"
@@ -413,7 +412,7 @@ class Comparison:
             run=replace(self.run, state=None),
             limits=Limits(tolerance=1.0),
             beyond="ignored",
-            _key=token_hex(),
+            _key=new_key(),
         )
         activity = "comparing with the original"
         quantized = anew.compare(self.reference.model, layers=False, activity=activity)

@@ -33,15 +33,13 @@ from onnxamp._model.protos import (
     copied,
     holds_type,
     opset_imports,
-    stored_bytes,
 )
-from onnxamp._model.sources import external_tensor
-from onnxamp._runtime.piecewise.shell import take_weights
 from onnxamp._runtime.sessions.session import (
     Provider,
     choose_provider,
     provider_options,
 )
+from onnxamp._runtime.sessions.shell import take_weights
 from onnxamp._runtime.sessions.starting import active_libraries, reason, save_spilled
 
 
@@ -513,21 +511,11 @@ def load_file(
         return load(model.path, whole=whole)
     with temporary_folder() as folder:
         path = Path(folder, "model.onnx")
-        path.write_bytes(
-            (model.proto if in_text else _without_weights(model)).SerializeToString()
-        )
+        proto = model.proto
+        if not in_text:
+            proto = take_weights(proto, model.folder, keep=0).elsewhere()
+        path.write_bytes(proto.SerializeToString())
         return load(path, whole=whole and in_text)
-
-
-def _without_weights(model: Model) -> ModelProto:
-    """Return the model with its weights declared to be in a file that there is not."""
-    shell = take_weights(model.proto, model.folder, keep=0)
-    for tensor in shell.model.graph.initializer:
-        if tensor.name in shell.weights:
-            tensor.MergeFrom(
-                external_tensor("nowhere", 0, stored_bytes(shell.weights[tensor.name]))
-            )
-    return shell.model
 
 
 @Once

@@ -14,7 +14,7 @@ from onnxamp._facts.dtypes import FLOAT, FLOAT_TENSORS, Format, Range
 from onnxamp._graph.bounds import sources
 from onnxamp._graph.bounds.bound import UNKNOWN, Bound, between, intersection, whole
 from onnxamp._graph.bounds.rounding import rounding
-from onnxamp._graph.bounds.weights import READABLE, range_of
+from onnxamp._graph.bounds.weights import READABLE, range_of, range_over
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import height, width
 from onnxamp._graph.view import ABSENT, Origin, Value, body_sources
@@ -70,7 +70,7 @@ class Bounds:
         is_asked_for = value in self.of or tensor is None or 0 in tensor.dims
         # Of a weight that no rule has asked for, its range is enough, which takes a fraction of the time.
         if tensor is not None and not is_asked_for and tensor.data_type in READABLE:
-            low, high = range_of(read_array(tensor, self.graph.folder))
+            low, high = self.graph.ask(range_over, value)
             return max(-low, high) < self.low.overflow
         return self[value].magnitude < self.low.overflow
 

@@ -130,6 +130,11 @@ def range_of(array: NDArray[Any]) -> tuple[float, float]:
     return (low, high) if low <= high else (-inf, inf)
 
 
+def range_over(graph: Graph, value: int) -> tuple[float, float]:
+    """Return the range of a tensor that is stored; ``graph.ask(range_over, value)`` reads it once."""
+    return range_of(read_array(graph.constants.tensors[value], graph.folder))
+
+
 def sums_over(graph: Graph, value: int, axes: tuple[int, ...]) -> WeightSums | None:
     """Return the sums of a weight over some axes; None if its numbers are unknown or not finite.
 

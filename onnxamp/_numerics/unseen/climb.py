@@ -15,12 +15,11 @@ from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model
 from onnxamp._numerics.unseen.body_ranges import with_body_ranges
 from onnxamp._runtime.sessions.session import make_session, run
+from onnxamp._runtime.sessions.shell import take_weights
 from onnxamp._runtime.sessions.values import Feeds
 
 if TYPE_CHECKING:
     import onnxruntime as ort
-
-    from onnxamp._gradients.walk import Gradients
 
 
 class Seen(NamedTuple):
@@ -74,8 +73,8 @@ class Watched(NamedTuple):
             if name not in outputs and name in within
         }
         made.graph.output.extend(ValueInfoProto(name=name) for name in inner.values())
-        session = make_session(Model(made, model.folder), lean=True)
-        return cls(session, outputs, inner)
+        shell = take_weights(made, model.folder, keep=0)
+        return cls(make_session(shell, lean=True), outputs, inner)
 
     def largest(self, given: Sequence[Feeds]) -> dict[str, list[Seen]]:
         """Return what inputs show of each value: its largest elements of either sign.
@@ -128,9 +127,14 @@ class Climb(NamedTuple):
             GradientError: an op between the inputs and the value has no gradient.
         """
         watched, largest, factor = _with_largest(model, name)
-        gradients = _gradients(watched, largest, ranges)
+        # No rule looks at a large weight.
+        shell = take_weights(watched.proto, watched.folder, keep=0)
+        wanted = _leading_to(watched, largest, ranges)
+        from onnxamp._gradients.walk import differentiate  # noqa: PLC0415 - its rules take a tenth of a second to load
+
+        gradients = differentiate(shell.model, largest, wanted)
         return cls(
-            session=make_session(gradients.model, lean=True),
+            session=make_session(shell._replace(model=gradients.model), lean=True),
             factor=factor,
             largest=largest,
             slopes=gradients.outputs,
@@ -246,19 +250,12 @@ def _fresh(editor: GraphEditor, name: str, what: str) -> str:
     return editor.names.fresh(f"{name}/{what}")
 
 
-def _gradients(model: Model, loss: str, inputs: Iterable[str]) -> "Gradients":
-    """Return a model with the gradients of a value with respect to those inputs that it depends on.
-
-    Raises:
-        GradientError: there are none.
-    """
+def _leading_to(model: Model, loss: str, inputs: Iterable[str]) -> list[str]:
+    """Return those of the inputs that a value depends on."""
     graph = model.ask(graph_of)
     scope = graph.scopes[0]
     needed = {scope.names[loss]}
     for node in reversed(graph.order):
         if not needed.isdisjoint(node.writes):
             needed.update(node.reads)
-    wanted = [name for name in inputs if scope.names[name] in needed]
-    from onnxamp._gradients.walk import differentiate  # noqa: PLC0415 - its rules take a tenth of a second to load
-
-    return differentiate(model.embedded(), loss, wanted)
+    return [name for name in inputs if scope.names[name] in needed]

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxamp._facts.dtypes import Format, Range
-from onnxamp._graph.graph import graph_of
+from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._numerics.unseen.changed_inputs import (
     CHANGES,
@@ -27,6 +27,7 @@ from onnxamp._numerics.unseen.flattened import without_functions
 from onnxamp._runtime.emulate import emulate_graph
 from onnxamp._runtime.engines import Engine, Outputs, Session
 from onnxamp._runtime.sessions.session import make_session
+from onnxamp._runtime.sessions.shell import Shell, take_weights
 from onnxamp._runtime.sessions.values import Feeds, shapes_of
 
 if TYPE_CHECKING:
@@ -37,17 +38,11 @@ _STARTS: Final = 16
 of eight, and 16 further inputs of all.
 """
 
-_DISTINCT: Final = 2
-"""Most different numbers in an input that is a mask or a flag, which must not hold others."""
-
 _NOISE: Final = 0.1
 """Largest error of float32 itself, as a share of one that is too large: beyond, no precision computes the outputs."""
 
 _NUDGES: Final = 4
 """How often last digits are changed to see this: a difference of two equal numbers may round as before."""
-
-_FIRST: Final = 1024
-"""Numbers of an input that are looked at before all."""
 
 _Array: TypeAlias = NDArray[np.float64]
 _Outputs: TypeAlias = Mapping[str, _Array]
@@ -104,8 +99,11 @@ class Pair(NamedTuple):
             OnnxAmpError: the conversion cannot be emulated, or does not load.
         """
         if engine.emulates:
-            result = _emulated(without_functions(result), engine, sample)
-        loaded = make_session(result, engine.provider, optimize=False, lean=True)
+            result = without_functions(result)
+        shell = take_weights(result.proto, result.folder, keep=0)
+        if engine.emulates:
+            shell = _emulated(shell, engine, sample)
+        loaded = make_session(shell, engine.provider, optimize=False, lean=True)
         return cls(reference, engine, loaded, judged)
 
     def floats(self, feeds: Feeds) -> tuple[_Outputs, _Outputs]:
@@ -129,15 +127,15 @@ class Pair(NamedTuple):
         }
 
 
-def _emulated(result: Model, engine: Engine, sample: Feeds) -> Model:
+def _emulated(result: Shell, engine: Engine, sample: Feeds) -> Shell:
     """Return the float32 model that computes what a conversion does."""
-    graph = result.ask(graph_of)
+    graph = Graph.of(result.model)
     arithmetic = engine.arithmetic
     shapes = graph.shapes_of(shapes_of(sample)) if arithmetic is not None else ()
     made = emulate_graph(
-        graph, base_dir=result.folder, arithmetic=arithmetic, shapes=shapes
+        graph, hollow=result.weights, arithmetic=arithmetic, shapes=shapes
     )
-    return Model(made, result.folder)
+    return result._replace(model=made)
 
 
 def signals(
@@ -155,11 +153,10 @@ def signals(
 
 
 def _is_signal(array: NDArray[Any]) -> bool:
-    """Return whether an input holds more numbers than a mask; the first ones mostly tell."""
+    """Return whether an input holds more than the two numbers of a mask or a flag, which must not hold others."""
     numbers = array.reshape(-1)
-    return any(
-        np.unique(some).size > _DISTINCT for some in (numbers[:_FIRST], numbers)
-    )
+    is_end = (numbers == numbers.min()) | (numbers == numbers.max())
+    return not is_end.all()
 
 
 def largest_error(

@@ -40,8 +40,8 @@ from onnxamp._runtime.piecewise.choices import (
 )
 from onnxamp._runtime.piecewise.flow import DataflowGraph, flow_of
 from onnxamp._runtime.piecewise.pieces import Executor, run_alone
-from onnxamp._runtime.piecewise.shell import WEIGHTS_IN_GRAPH, Shell, take_weights
 from onnxamp._runtime.sessions.session import Provider
+from onnxamp._runtime.sessions.shell import WEIGHTS_IN_GRAPH, Shell, take_weights
 from onnxamp._runtime.sessions.values import Feed, Feeds, shapes_of
 
 Run: TypeAlias = Callable[[ModelProto, Sequence[str]], Mapping[str, bool]]

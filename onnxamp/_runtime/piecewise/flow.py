@@ -38,9 +38,9 @@ from onnxamp._runtime.accumulate import EXACT
 from onnxamp._runtime.emulate import emulate_graph
 from onnxamp._runtime.piecewise.choices import Branch, Condition
 from onnxamp._runtime.piecewise.fixed import fixed_values
-from onnxamp._runtime.piecewise.shell import WEIGHTS_IN_GRAPH, Shell, take_weights
 from onnxamp._runtime.piecewise.windows import with_defined_windows
 from onnxamp._runtime.sessions.session import Provider, make_session
+from onnxamp._runtime.sessions.shell import WEIGHTS_IN_GRAPH, Shell, take_weights
 from onnxamp._runtime.sessions.values import Feed, Feeds, as_typed
 
 if TYPE_CHECKING:

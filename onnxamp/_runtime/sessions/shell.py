@@ -1,4 +1,4 @@
-"""Models without the data of their large weights, which are fed instead."""
+"""Models without the data of their large weights, which are fed to sessions, or lent to them, instead."""
 
 from collections.abc import Mapping
 from os import PathLike
@@ -12,7 +12,8 @@ from onnxamp._base.paths import as_path
 from onnxamp._facts.dtypes import FLOAT_ELEMS, LOW_ELEMS
 from onnxamp._facts.ops import attribute, op_key
 from onnxamp._model import weights
-from onnxamp._model.protos import copy_without, stored_bytes, tensors_of
+from onnxamp._model.protos import copied, copy_without, stored_bytes, tensors_of
+from onnxamp._model.sources import external_tensor
 from onnxamp._model.weights import embed, read_array
 
 WEIGHTS_IN_GRAPH: Final = 8 * 2**20
@@ -45,6 +46,27 @@ class Shell(NamedTuple):
         if raised and tensor.data_type in LOW_ELEMS:
             return weights.raised(array, tensor.data_type)
         return array
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return all weights in the types of the model, which may declare as float32 what is stored in low precision.
+
+        Errors as :meth:`array`.
+        """
+        return {
+            tensor.name: self.array(
+                tensor.name, raised=tensor.data_type == TensorProto.FLOAT
+            )
+            for tensor in self.model.graph.initializer
+            if tensor.name in self.weights
+        }
+
+    def elsewhere(self) -> ModelProto:
+        """Return the model with its weights declared to be in a file that there is not."""
+        model = copied(self.model)
+        for tensor in model.graph.initializer:
+            if tensor.name in self.weights:
+                tensor.MergeFrom(external_tensor("nowhere", 0, stored_bytes(tensor)))
+        return model
 
 
 def take_weights(
