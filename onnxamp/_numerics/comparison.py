@@ -38,7 +38,13 @@ from onnxamp._options.values import DiffMetric
 from onnxamp._runtime.engines import Engine, Session, choose_engine, part_of
 from onnxamp._runtime.fingerprints import SentModel, print_facts
 from onnxamp._runtime.inputs.samples import Samples, further, held_samples
-from onnxamp._runtime.loop import KeptSamples, input_failure, observe
+from onnxamp._runtime.loop import (
+    Kept,
+    KeptSamples,
+    MeasuredSamples,
+    input_failure,
+    observe,
+)
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.sessions.starting import active_libraries
 from onnxamp._runtime.sessions.values import check_inputs
@@ -172,30 +178,27 @@ class Comparison:
             seconds: the time for layers in that case; as many samples as fit are compared, and at least one.
         """
         other = self._opened(result)
-        state = self.run.state
-        part = None
-        if state is not None:
-            part = state.part("comparison", self._depends_on(other))
         probe = self._probe(result, layers=bool(layers))
         memory = {
             REFERENCE: (probe.key, self.reference),
             RESULT: (probe.result_key, other),
         }
-        found = self._compared(probe, activity, part, memory)
-        report = self._judged(*found)
-        if self._allow_for_integers(report):
+        known = MeasuredSamples(SampleDiff)
+        while True:
+            part = self._part(other)
+            found = self._compared(probe, activity, part, memory, known=known)
             report = self._judged(*found)
-        more = further(self.run.samples, closeness(report, self.limits))
-        if more is not None:
+            if self._allow_for_integers(report):
+                report = self._judged(*found)
+            more = further(self.run.samples, closeness(report, self.limits))
+            if more is None:
+                break
             self.run = replace(self.run, inputs=more)
-            return self.compare(
-                result, layers=layers, activity=activity, seconds=seconds
-            )
         if layers is None and not report.passed and report.outputs:
             until = monotonic() + seconds
             thorough = replace(probe, layers=True, generates=0, choices=False)
             deep = self._judged(
-                *self._compared(thorough, activity, part, memory, until)
+                *self._compared(thorough, activity, part, memory, until=until)
             )
             report = _with_layers(report, deep, seconds)
         report = replace(
@@ -425,6 +428,13 @@ class Comparison:
         )
         return replace(report, original=original.label, costs=tuple(costs))
 
+    def _part(self, other: Session) -> Part | None:
+        """Return the part of the state file that holds the measurements of a result; None if no file is kept."""
+        state = self.run.state
+        if state is None:
+            return None
+        return state.part("comparison", self._depends_on(other))
+
     def _depends_on(self, other: Session) -> Facts:
         """Return the fingerprints of everything that measurements depend on."""
         one = self.reference
@@ -467,9 +477,19 @@ class Comparison:
         activity: str,
         part: Part | None,
         memory: Memory,
+        *,
+        known: MeasuredSamples[SampleDiff] | None = None,
         until: float = inf,
     ) -> tuple[DiffReport, Tally | None]:
         """Compare as many samples as fit before a time, and at least one.
+
+        Args:
+            probe: the measurement.
+            activity: a description for progress reports.
+            part: where measurements are stored.
+            memory: both models.
+            known: measurements that were made before, if they are not stored.
+            until: the time.
 
         Returns:
             The report, not yet judged, and the measurements of the samples; None if nothing was compared.
@@ -479,7 +499,7 @@ class Comparison:
         report = self._begun(probe.result.opened())
         tally = Tally(self.limits.accept, samples.usual)
         what = "layers of sample" if probe.layers else "sample"
-        kept = None
+        kept: Kept[SampleDiff] | None = known
         if part is not None:
             kept = KeptSamples(
                 part, samples, SampleDiff, what, lambda diff: diff.was_compared

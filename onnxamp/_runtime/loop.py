@@ -247,12 +247,39 @@ class Found(NamedTuple, Generic[T]):
     trouble: RuntimeFailure | Crash | None
 
 
+@dataclass(slots=True)
+class MeasuredSamples(Generic[T]):
+    """Records of samples by number, as :class:`KeptSamples`, but in this process alone.
+
+    Attributes:
+        kind: the type of the records; others are not kept.
+    """
+
+    kind: type[T]
+    _records: dict[int, T] = field(default_factory=dict)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._records
+
+    def __getitem__(self, number: int) -> T:
+        return self._records[number]
+
+    def keep(self, number: int, record: object) -> None:
+        """Keep a record."""
+        if isinstance(record, self.kind):
+            self._records[number] = record
+
+
+Kept: TypeAlias = KeptSamples[T] | MeasuredSamples[T]
+"""Records that are not measured again."""
+
+
 def observe(
     run: Run,
     probe: Probe[T],
     activity: str = "",
     *,
-    kept: KeptSamples[T] | None = None,
+    kept: Kept[T] | None = None,
     memory: Memory | None = None,
     once: bool = False,
 ) -> Generator[Found[T]]:
@@ -299,7 +326,7 @@ def observe_all(
     probe: Probe[T],
     activity: str = "",
     *,
-    kept: KeptSamples[T] | None = None,
+    kept: Kept[T] | None = None,
     memory: Memory | None = None,
     crashed: str,
     failed: str = "",
@@ -340,7 +367,7 @@ class _Round(Generic[T]):
     run: Run
     probe: Probe[T]
     activity: str
-    kept: KeptSamples[T] | None
+    kept: Kept[T] | None
     known: list[bool] = field(default_factory=list)
     """By number: whether the result was kept before the round began."""
     given: list[int] = field(default_factory=list)

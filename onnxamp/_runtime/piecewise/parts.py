@@ -61,6 +61,13 @@ def parts_of(
         yield tuple(part)
 
 
+def weights_read(flow: DataflowGraph, nodes: Iterable[int]) -> int:
+    """Return the bytes of the large weights that nodes read."""
+    weights = flow.shell.weights
+    read = {name for name in flow.reads_of(nodes) if name in weights}
+    return sum(stored_bytes(weights[name]) for name in read)
+
+
 def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     """Return the items in runs of that size; the last may be shorter."""
     return (items[start : start + size] for start in range(0, len(items), size))

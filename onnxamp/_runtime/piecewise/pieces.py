@@ -30,6 +30,7 @@ from onnxamp._runtime.piecewise.parts import (
     fitting,
     parts_of,
     peak_together,
+    weights_read,
 )
 from onnxamp._runtime.sessions.plugins import wants_ranks
 from onnxamp._runtime.sessions.session import Provider, make_session, run_values
@@ -438,6 +439,8 @@ def run_together(
     flow = executor.flow
     nodes = ancestors(flow, wanted, set())
     parts = list(parts_of(flow, nodes, budget))
+    # Nodes that need no other part hold nothing that the next sample would not read again.
+    is_kept = len(parts) < 2 and weights_read(flow, nodes) <= budget
 
     def run(parts: Sequence[Sequence[int]]) -> list[Execution]:
         """Run parts of the graph one after the other, each on as many samples as fit."""
@@ -448,7 +451,8 @@ def run_together(
             for part in parts:
                 for execution in group:
                     execution.run(part)
-                executor.forget()
+                if not is_kept:
+                    executor.forget()
                 done += len(part) * len(group)
                 if progress is not None:
                     progress(done, total)
