@@ -127,7 +127,7 @@ class Network:
         tails, heads, costs = (
             np.fromiter(chain.from_iterable(self._arcs), np.int64).reshape(-1, 3).T
         )
-        keys, inverse = np.unique(tails * (self.size + 2) + heads, return_inverse=True)
+        keys, inverse = _distinct(tails * (self.size + 2) + heads)
         summed = np.zeros(len(keys), np.int64)
         np.add.at(summed, inverse, np.maximum(costs, 0))
         infinite = np.zeros(len(keys), bool)
@@ -227,10 +227,12 @@ def _reduced(
         merged[low], merged[high] = _SOURCE, _SINK
         sides, tails, heads = merged[sides], merged[tails], merged[heads]
     # Merging makes parallel arcs. Two infinite ones are no more than one, and must fit into an int32.
-    keys, inverse = np.unique(tails * size + heads, return_inverse=True)
+    keys, inverse = _distinct(tails * size + heads)
     summed = np.zeros(len(keys), np.int64)
     np.add.at(summed, inverse, costs)
-    vertices = np.unique(np.concatenate(([_SOURCE, _SINK], keys // size, keys % size)))
+    vertices, _ = _distinct(
+        np.concatenate(([_SOURCE, _SINK], keys // size, keys % size))
+    )
     return _Rest(
         vertices=vertices,
         tails=np.searchsorted(vertices, keys // size),
@@ -239,6 +241,20 @@ def _reduced(
         low=np.flatnonzero(sides == _SOURCE),
         flow=flow,
     )
+
+
+def _distinct(numbers: "NDArray[Any]") -> "tuple[NDArray[Any], NDArray[Any]]":
+    """Return the different numbers of an array in order, and the place of each number among them.
+
+    ``numpy.unique`` would load masked arrays, which takes longer than all cuts of a small model.
+    """
+    order = np.argsort(numbers, kind="stable")
+    ranked = numbers[order]
+    is_first = np.ones(len(ranked), bool)
+    is_first[1:] = ranked[1:] != ranked[:-1]
+    places = np.empty(len(ranked), np.int64)
+    places[order] = np.cumsum(is_first) - 1
+    return ranked[is_first], places
 
 
 def _solved(rest: _Rest, infinite: int, small: int) -> "tuple[int, NDArray[Any]]":

@@ -1,6 +1,7 @@
 """Reverse mode: the forward pass, then the gradients from the loss back to the wanted values."""
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
@@ -9,7 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from onnxamp._base.errors import ArgumentError, GradientError, OpsetError
+from onnxamp._base.errors import (
+    ArgumentError,
+    GradientError,
+    OnnxAmpError,
+    OpsetError,
+)
 from onnxamp._base.public import no_collections
 from onnxamp._facts.dtypes import FLOAT_ELEMS, elem_of
 from onnxamp._facts.ops import attribute, op_facts
@@ -24,6 +30,7 @@ from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import opset_imports
 from onnxamp._options.doors import door
 from onnxamp._options.values import checked_names
+from onnxamp._runtime.sessions.session import make_session, run
 
 RULE_MODULES: Final = (attention, linear, movement, pointwise, quantized)
 """The modules with the rules."""
@@ -58,6 +65,9 @@ SMALL: Final = 4096
 """Most elements of a constant that rules examine: axes, pads, sizes, exponents."""
 _ROUNDS: Final = 8
 """The maximum nesting depth of function bodies."""
+
+_IR_VERSION: Final = 8
+"""Version of the format of models that all supported versions of ONNX Runtime read."""
 
 _Known = dict[str, NDArray[Any]]
 
@@ -395,8 +405,6 @@ def _evaluated(model: ModelProto, nodes: Sequence[Node], constants: _Known) -> _
     """Return the values that nodes compute from constants."""
     if not nodes:
         return {}
-    from onnx.reference import ReferenceEvaluator  # noqa: PLC0415 - slow to import
-
     computed = chain.from_iterable(node.proto.output for node in nodes)
     outputs = [name for name in computed if name]
     reads = {*chain.from_iterable(node.proto.input for node in nodes)}
@@ -413,8 +421,12 @@ def _evaluated(model: ModelProto, nodes: Sequence[Node], constants: _Known) -> _
         initializer=weights,
     )
     opsets = [helper.make_opsetid(*row) for row in opset_imports(model).items()]
-    evaluator = ReferenceEvaluator(helper.make_model(graph, opset_imports=opsets))
-    arrays = map(np.asarray, evaluator.run(None, {}))
+    made = helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION)
+    with suppress(OnnxAmpError):
+        return run(make_session(made, optimize=False), {})
+    from onnx.reference import ReferenceEvaluator  # noqa: PLC0415 - takes longer to import than a session to run
+
+    arrays = map(np.asarray, ReferenceEvaluator(made).run(None, {}))
     return dict(zip(outputs, arrays, strict=True))
 
 

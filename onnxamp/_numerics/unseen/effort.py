@@ -11,7 +11,7 @@ from onnxamp._runtime import STRESS
 _WORK: Final = 7 << 30
 """Work of all steps at the default of their number: half of what a small model takes to be converted and validated."""
 
-_ERROR_WORK: Final = 1 << 34
+_ERROR_WORK: Final = 1 << 33
 """Work of the search for a large error, at the same default."""
 
 _ERROR_RUNS: Final = 16
