@@ -1,7 +1,10 @@
-"""Threads of this process: how many an operator may use, and functions that run in one at a time."""
+"""Threads of this process: how many an operator may use, and functions that run in one at a time, or beside others."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import copy_context
 from functools import cache
 from threading import RLock
 from typing import Any, Final, Generic, ParamSpec, TypeVar
@@ -59,3 +62,13 @@ class Once(Generic[P, T]):
         """Forget all results."""
         with self._turn:
             self._cached.cache_clear()
+
+
+@contextmanager
+def beside(function: Callable[[], T]) -> Iterator[Callable[[], T]]:
+    """Run a function in another thread within a ``with`` block, in the context of this one.
+
+    The block gets a function that waits for the result and returns it, or raises the error.
+    """
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        yield pool.submit(copy_context().run, function).result

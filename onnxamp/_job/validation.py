@@ -6,11 +6,13 @@ A result is written to a temporary name, loaded, built if the target has a build
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
-from onnxamp._base.errors import ArgumentError, RuntimeFailure
+from onnxamp._base.errors import ArgumentError, OnnxAmpError, RuntimeFailure
 from onnxamp._base.records import record
 from onnxamp._base.state import Part
+from onnxamp._base.threads import beside
 from onnxamp._convert.raising import reference_of
 from onnxamp._facts.providers import computes_low
 from onnxamp._facts.tables import device_of
@@ -167,23 +169,21 @@ class Validator:
         Raises:
             RefusedError: it fails.
         """
-        loaded, ran_in = self._load(job, result)
-        if loaded.fault and not loaded.original:
-            raise RefusedError(
-                self._unloadable(job.options, loaded), _casts(result), loaded.fault
-            )
-        compared = result
-        # Such a device ignores types, so it computes the float32 nodes of the result in float16 as well.
-        everywhere = computes_low(job.options.target)
-        if everywhere:
-            compared = as_float16(result)
-        report = self.comparison.compare(
-            compared, layers=layers, activity="validating"
-        )
-        ran_on = f"{report.ran_on} everywhere" if everywhere else report.ran_on
+        loads = partial(load_result, result, job.model, self._place(job))
+        compares = partial(self._compare, job.options, result, layers)
+        if self._is_apart(result):
+            with beside(loads) as opened:
+                try:
+                    report = compares()
+                except OnnxAmpError:
+                    self._load(job, result, opened())  # a failure to load says more
+                    raise
+                loaded, ran_in = self._load(job, result, opened())
+        else:
+            loaded, ran_in = self._load(job, result, loads())
+            report = compares()
         report = replace(
             report,
-            ran_on=ran_on,
             result=str(self.sink.target),
             loaded=ran_in,
             unopened=unopened(loaded),
@@ -201,18 +201,51 @@ class Validator:
             skipped=f"The float32 model is wrong there as well: {why}",
         )
 
-    def _load(self, job: Job, result: Model) -> tuple[Loaded, str]:
-        """Load a result, build it if the target has a builder, and run it if nothing else shows whether it runs.
+    def _compare(
+        self, options: Options, result: Model, layers: bool | None
+    ) -> DiffReport:
+        """Compare a result with the original."""
+        # Such a device ignores types, so it computes the float32 nodes of the result in float16 as well.
+        everywhere = computes_low(options.target)
+        compared = as_float16(result) if everywhere else result
+        report = self.comparison.compare(
+            compared, layers=layers, activity="validating"
+        )
+        if everywhere:
+            report = replace(report, ran_on=f"{report.ran_on} everywhere")
+        return report
+
+    def _place(self, job: Job) -> Provider | None:
+        """Return the provider that results run on, if they are meant for it."""
+        provider = self.comparison.reference.engine.provider
+        return provider if provider == device_of(job.options.target) else None
+
+    def _is_apart(self, result: Model) -> bool:
+        """Return whether a result is compared without a session of it in this process, which may end the process, and
+        is small enough to be loaded by another one meanwhile.
+        """
+        fits = result.stock.size <= self.comparison.reference.budget
+        return fits and self.comparison.engine.emulates
+
+    def _load(self, job: Job, result: Model, opened: Loaded) -> tuple[Loaded, str]:
+        """Build a result if the target has a builder, and run it if nothing else shows whether it runs.
+
+        Args:
+            job: the conversion.
+            result: the result.
+            opened: the outcome of loading it.
 
         Returns:
             The outcome of the last of these steps, and the names of the software that loaded or built it.
+
+        Raises:
+            RefusedError: it fails, and the original does not.
         """
         target = job.options.target
         reference = self.comparison.reference
         samples = self.comparison.run.samples
-        provider = reference.engine.provider
-        place = provider if provider == device_of(target) else None
-        loaded = opened = load_result(result, job.model, place)
+        place = self._place(job)
+        loaded = opened
         ran_in = "" if loaded.original else loaded.where(place)
         # A fault that the original has as well does not end the steps.
         is_fine = not loaded.fault or bool(loaded.original)
@@ -227,6 +260,10 @@ class Validator:
         fits = result.stock.size <= reference.budget
         if is_fine and fits and place == "cpu" and samples.has(0):
             loaded = run_result(result, job.model, samples[0])
+        if loaded.fault and not loaded.original:
+            raise RefusedError(
+                self._unloadable(job.options, loaded), _casts(result), loaded.fault
+            )
         if not loaded.fault:
             loaded = opened
         return loaded, ran_in
