@@ -158,6 +158,12 @@ FLOAT_TENSORS: Final = frozenset({FLOAT, *LOW_TENSORS})
 ANY_FLOAT_TENSORS: Final = FLOAT_TENSORS | {"tensor(double)"}
 """Types of tensors of all floats that models calculate with."""
 
+
+def may_be_float(kind: str | None) -> bool:
+    """Return whether a value of a type may hold floats: sequences, optionals and unknown types may."""
+    return not kind or kind in ANY_FLOAT_TENSORS or not kind.startswith("tensor(")
+
+
 ELEM_NAMES: Final[dict[int, str]] = {
     TensorProto.FLOAT: "float",
     TensorProto.UINT8: "uint8",

@@ -4,13 +4,17 @@ The branches that the original takes, and the turns that it makes, are put in th
 models. A choice of a body then is one of the main graph in each turn.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from onnx import NodeProto, ValueInfoProto
+
 from onnxamp._base.errors import OnnxAmpError
+from onnxamp._facts.dtypes import may_be_float
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import graph_of
 from onnxamp._model.model import Model
+from onnxamp._model.protos import copy_without
 from onnxamp._numerics.choices.close_calls import (
     Chooser,
     CloseCalls,
@@ -45,7 +49,11 @@ def inner_choices(
     twin = flattened(without_functions(other.model), feeds, flat)
     if twin is None:
         return
-    flats = (_opened(one, flat.model), _opened(other, twin.model))
+    chosen = [name for name, origin in flat.origins.items() if origin in labels]
+    flats = (
+        _opened(one, _leading_to(flat.model, chosen)),
+        _opened(other, _leading_to(twin.model, chosen)),
+    )
     try:
         flows = [session.prepare(feeds).flow for session in flats]
     except OnnxAmpError:
@@ -64,13 +72,36 @@ def inner_choices(
 
 
 def _labels(model: Model) -> dict[str, str]:
-    """Return the first outputs of the nodes in bodies that choose, with the names of the nodes."""
+    """Return the first outputs of the nodes in bodies that choose, with the names of the nodes.
+
+    Those are left out whose first input is known to be no float.
+    """
     decides = op_facts().decides
+    graph = model.ask(graph_of)
     return {
         node.proto.output[0]: node.proto.name or node.proto.output[0]
-        for node in model.ask(graph_of).nodes
-        if node.scope and node.key in decides
+        for node in graph.nodes
+        if node.scope
+        and node.key in decides
+        and may_be_float(graph.types[node.input(0)])
     }
+
+
+def _leading_to(model: Model, names: Iterable[str]) -> Model:
+    """Return the part of a model that computes some values, as far as it has them."""
+    graph = model.ask(graph_of)
+    within = graph.scopes[0].names
+    targets = [name for name in names if name in within]
+    needed = {within[name] for name in targets}
+    nodes = list[NodeProto]()
+    for node in reversed(graph.order):
+        if not needed.isdisjoint(node.writes):
+            needed.update(node.reads)
+            nodes.append(node.proto)
+    part = copy_without(model.proto, "node", "output")
+    part.graph.node.extend(reversed(nodes))
+    part.graph.output.extend(ValueInfoProto(name=name) for name in targets)
+    return Model(part, model.folder)
 
 
 def _opened(session: Session, model: Model) -> Session:

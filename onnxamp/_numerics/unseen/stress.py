@@ -15,12 +15,13 @@ import numpy as np
 from onnx import helper
 
 from onnxamp._base.errors import GradientError, OnnxAmpError
-from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS, FLOAT, Format, Range
+from onnxamp._facts.dtypes import FLOAT, Format, Range, may_be_float
 from onnxamp._facts.providers import ANY
 from onnxamp._gradients.writer import MIN_OPSET
 from onnxamp._graph.bounds.bounds import Bounds
 from onnxamp._graph.bounds.find import find_bounds
 from onnxamp._graph.graph import Graph, graph_of
+from onnxamp._graph.view import wire
 from onnxamp._model.exponents import stored_exponents
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
@@ -117,6 +118,8 @@ class Stress(NamedTuple):
             original = without_functions(reference)
             names = _names_of(bounds, original, values)
             model = _upgraded(original)
+            if not _moved(model.ask(graph_of), movable, by_slopes=True):
+                return Stressed(proof, rooms=rooms)
             exponents = _exponents_between(reference, result)
             ascent = _Ascent(model, names, movable, given[0], self.low, exponents)
             found = ascent.climbed(given, self.steps, proof)
@@ -479,19 +482,10 @@ class _Ascent:
             by_slopes: only those that depend on them by floats: no gradient leads through sizes and ids.
         """
         graph = self.flat.ask(graph_of)
-        scope = graph.scopes[0]
-        changed = {scope.names[name] for name in self.ranges if name in scope.names}
-        inputs = set(changed)
-        for node in graph.order:
-            if changed.isdisjoint(node.reads):
-                continue
-            for value in node.writes:
-                if not by_slopes or _may_have_slope(graph, value):
-                    changed.add(value)
-        own = (
-            (name, scope.names.get(self.inner.get(name, name))) for name in self.names
-        )
-        return [name for name, value in own if value in changed - inputs]
+        names = graph.scopes[0].names
+        moved = _moved(graph, self.ranges, by_slopes=by_slopes)
+        own = ((name, names.get(self.inner.get(name, name))) for name in self.names)
+        return [name for name, value in own if value in moved]
 
     def _stored(self, seen: Mapping[str, list[Seen]]) -> dict[str, list[Seen]]:
         """Return what is seen of values, as the result stores them."""
@@ -517,10 +511,31 @@ class _Ascent:
         return found
 
 
-def _may_have_slope(graph: Graph, value: int) -> bool:
-    """Return whether a value may have a gradient, by its type if that is known."""
-    kind = graph.types[value] or ""
-    return kind in ANY_FLOAT_TENSORS or not kind.startswith("tensor(")
+def _moved(
+    graph: Graph, inputs: Iterable[str], *, by_slopes: bool = False
+) -> set[int]:
+    """Return the values of the main graph that depend on some inputs, and are none of them.
+
+    Args:
+        graph: the graph.
+        inputs: names of inputs.
+        by_slopes: only those that depend on them by floats: no gradient leads through sizes and ids.
+    """
+    scope = graph.scopes[0]
+    given = {scope.names[name] for name in inputs if name in scope.names}
+    moved = set(given)
+    needs = wire(graph).needs
+    for node in graph.order:
+        if node.scope or moved.isdisjoint(needs[node.index]):
+            continue
+        # A body may hold a slope of which nothing leaves it.
+        is_any = bool(node.bodies) or not by_slopes
+        moved.update(
+            value
+            for value in node.writes
+            if is_any or may_be_float(graph.types[value])
+        )
+    return moved - given
 
 
 def _work(model: Model, sample: Feeds) -> int:

@@ -4,7 +4,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
-from onnxamp._model.protos import stored_bytes
+from onnx import TensorProto
+
+from onnxamp._facts.dtypes import LOW_ELEMS
+from onnxamp._model.protos import bytes_of, stored_bytes
 from onnxamp._runtime.piecewise.flow import DataflowGraph
 
 T = TypeVar("T")
@@ -62,10 +65,16 @@ def parts_of(
 
 
 def weights_read(flow: DataflowGraph, nodes: Iterable[int]) -> int:
-    """Return the bytes of the large weights that nodes read."""
+    """Return the bytes of the large weights that nodes read, in the types in which they are computed with."""
     weights = flow.shell.weights
     read = {name for name in flow.reads_of(nodes) if name in weights}
-    return sum(stored_bytes(weights[name]) for name in read)
+    size = 0
+    for name in read:
+        tensor = weights[name]
+        is_raised = flow.emulated and tensor.data_type in LOW_ELEMS
+        elem = TensorProto.FLOAT if is_raised else tensor.data_type
+        size += bytes_of(elem, tensor.dims[:])
+    return size
 
 
 def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:

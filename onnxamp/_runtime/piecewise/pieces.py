@@ -63,6 +63,23 @@ class Piece(NamedTuple):
     renamed: tuple[tuple[str, str], ...] = ()
     rounded: frozenset[str] = frozenset()
 
+    def covers(self, other: "Piece") -> bool:
+        """Return whether this piece computes all that another one does, in the same way."""
+        same = self._replace(wanted=other.wanted) == other
+        return same and set(self.wanted).issuperset(other.wanted)
+
+
+class _Loaded(NamedTuple):
+    """A piece that is ready to run.
+
+    Attributes:
+        session: the piece.
+        entries: values that it reads, each with its input.
+    """
+
+    session: "ort.InferenceSession"
+    entries: list[tuple[str, str]]
+
 
 def piece_inputs(flow: DataflowGraph, piece: Piece) -> list[str]:
     """Return values that a piece reads from outside."""
@@ -199,9 +216,7 @@ class Executor:
     provider: Provider
     rewrite: Callable[[ModelProto], ModelProto] | None = None
     joined: str = ""
-    _sessions: "dict[Piece, tuple[ort.InferenceSession, list[tuple[str, str]]]]" = (
-        field(default_factory=dict)
-    )
+    _sessions: "dict[Piece, _Loaded]" = field(default_factory=dict)
     _weights: "dict[str, ort.OrtValue]" = field(default_factory=dict)
 
     def run(
@@ -218,7 +233,7 @@ class Executor:
         Raises:
             RuntimeFailure: ONNX Runtime cannot load or run the piece.
         """
-        loaded = self._sessions.get(piece) or self._load(piece, values)
+        loaded = self._loaded(piece) or self._load(piece, values)
         # The first pieces stay. Replacing the oldest would never meet a piece again, as they run in a fixed order.
         if len(self._sessions) < _SESSIONS:
             self._sessions[piece] = loaded
@@ -229,16 +244,21 @@ class Executor:
         }
         return run_values(session, feeds, piece.wanted)
 
+    def _loaded(self, piece: Piece) -> "_Loaded | None":
+        """Return what was loaded for a piece, or for one that returns more; None if nothing was."""
+        if piece in self._sessions:
+            return self._sessions[piece]
+        others = self._sessions.items()
+        return next((loaded for other, loaded in others if other.covers(piece)), None)
+
     def forget(self) -> None:
         """Drop the weights that were read for earlier pieces, and the sessions that would hold memory for each."""
         self._weights.clear()
         if self.flow.large:
             self._sessions.clear()
 
-    def _load(
-        self, piece: Piece, values: "Mapping[str, ort.OrtValue]"
-    ) -> "tuple[ort.InferenceSession, list[tuple[str, str]]]":
-        """Return the session, and (value, input of the piece) pairs."""
+    def _load(self, piece: Piece, values: "Mapping[str, ort.OrtValue]") -> "_Loaded":
+        """Return a piece, ready to run."""
         names = piece_inputs(self.flow, piece)
         known = _known(self.flow, piece, names, values)
         settled = {tensor.name for tensor in known}
@@ -256,9 +276,8 @@ class Executor:
             optimize=False,
             lean=self.flow.large,
         )
-        return session, list(
-            zip(names, (entry.name for entry in model.graph.input), strict=True)
-        )
+        entries = (entry.name for entry in model.graph.input)
+        return _Loaded(session, list(zip(names, entries, strict=True)))
 
     def _kind(
         self, piece: Piece, name: str, values: "Mapping[str, ort.OrtValue]"
@@ -439,8 +458,8 @@ def run_together(
     flow = executor.flow
     nodes = ancestors(flow, wanted, set())
     parts = list(parts_of(flow, nodes, budget))
-    # Nodes that need no other part hold nothing that the next sample would not read again.
-    is_kept = len(parts) < 2 and weights_read(flow, nodes) <= budget
+    # The next sample reads the same weights again.
+    is_kept = weights_read(flow, nodes) <= budget
 
     def run(parts: Sequence[Sequence[int]]) -> list[Execution]:
         """Run parts of the graph one after the other, each on as many samples as fit."""
