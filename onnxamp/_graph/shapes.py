@@ -138,6 +138,25 @@ def _is_open(dims: Dims | None) -> bool:
     return dims is None or not all(isinstance(size, int) for size in dims)
 
 
+def carried_shapes(
+    view: View, like: View, shapes: Sequence[Shape | None]
+) -> Sequence[Shape | None]:
+    """Return the shapes of values of the main graph that another view has under the same names, and of their Casts.
+
+    Args:
+        view: the view.
+        like: the other view.
+        shapes: its shapes by value index.
+    """
+    found: list[Shape | None] = [None] * (len(view.values) + 1)
+    names = like.scopes[0].names
+    for name, value in view.scopes[0].names.items():
+        if name in names:
+            found[value] = shapes[names[name]]
+    _share_through_casts(view, found)
+    return found
+
+
 def symbolic_shapes(
     view: View, known: Mapping[str, TensorProto] | None = None
 ) -> Sequence[Dims | None]:
@@ -262,11 +281,14 @@ def _share_through_casts(view: View, shapes: list[Shape | None]) -> None:
     # Forward, then back: the shape of a chain may be known at either of its ends.
     for node in (*casts, *reversed(casts)):
         ends = (node.inputs[0], node.outputs[0])
+        one, other = (shapes[value] for value in ends)
+        if one == other:
+            continue
         known = sorted(
-            (shape for v in ends if (shape := shapes[v]) is not None),
+            (shape for shape in (one, other) if shape is not None),
             key=lambda shape: shape.count(None),
         )
-        for value in ends if known else ():
+        for value in ends:
             shapes[value] = _merged(known[0], known[-1])
 
 

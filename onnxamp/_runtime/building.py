@@ -383,13 +383,8 @@ class Loader(Child):
             return Loaded(plain.by, limit=plain.fault)
         return Loaded(plain.by or found.by, found.fault, disabled=blamed)
 
-    def runs(self, model: ModelProto, feeds: Mapping[str, Any]) -> bool:
-        """Return whether ONNX Runtime runs a model on inputs, which might end the process.
-
-        Args:
-            model: the model; it is not changed.
-            feeds: its inputs.
-        """
+    def runs(self, model: Model, feeds: Mapping[str, Any]) -> bool:
+        """Return whether ONNX Runtime runs a model on inputs, which might end the process."""
         arrays = {
             name: feed for name, feed in feeds.items() if isinstance(feed, np.ndarray)
         }
@@ -399,8 +394,12 @@ class Loader(Child):
             inputs = folder / "inputs.npz"
             try:
                 np.savez(inputs, *arrays.values())
+                path = model.path
+                is_other = model.in_text or bool(model.repairs)
+                if path is None or is_other or is_remote(path):
+                    path = save_spilled(model.proto, folder)
                 question = {
-                    "path": str(save_spilled(model, folder)),
+                    "path": str(path.absolute()),
                     "feeds": str(inputs),
                     "names": [*arrays],
                     "libraries": active_libraries(),

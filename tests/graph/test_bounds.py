@@ -7,6 +7,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from graphs.case import parse
+from ml_dtypes import bfloat16
 from onnx import helper, numpy_helper
 from repository import ROOT
 from strategies.loops import random_loop
@@ -296,6 +297,18 @@ def test_a_nan_in_a_large_constant_leaves_its_range_unknown():
     assert range_of(numbers) == (0, 0)
     numbers[3] = np.nan
     assert range_of(numbers) == (-np.inf, np.inf)
+
+
+@pytest.mark.parametrize("kind", [np.float16, bfloat16])
+def test_the_range_of_16_bits_is_that_of_the_numbers(kind):
+    rng = np.random.default_rng(0)
+    for mask, sign in ((0xFFFF, 0), (0x7FFF, 0), (0xFFFF, 0x8000), (0x83FF, 0)):
+        for _ in range(500):
+            bits = rng.integers(0, 1 << 16, rng.integers(1, 6)).astype(np.uint16)
+            numbers = (bits & np.uint16(mask) | np.uint16(sign)).view(kind)
+            wide = numbers.astype(np.float32)
+            has_nan = bool(np.isnan(wide).any())
+            assert range_of(numbers) == ((-np.inf, np.inf) if has_nan else (wide.min(), wide.max()))
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (40, 3), (64, 200), (2, 16, 16)])

@@ -177,8 +177,8 @@ def test_the_effort_is_counted():
     small = ErrorEffort.within(4, 1 << 20, 1 << 10)
     assert small == ErrorEffort(inputs=64, steps=40, divisors=2)
     assert ErrorEffort.within(8, 1 << 20, 1 << 10) == ErrorEffort(inputs=128, steps=80, divisors=2)
-    assert ErrorEffort.within(4, 1 << 29, 1 << 20).inputs == 15
-    assert ErrorEffort.within(4, 1 << 29, 1 << 20).divisors == 0
+    assert ErrorEffort.within(4, 1 << 28, 1 << 20).inputs == 15
+    assert ErrorEffort.within(4, 1 << 28, 1 << 20).divisors == 0
     assert ErrorEffort.within(4, 1 << 32, 1 << 20).inputs == 0
     assert ErrorEffort.within(4, 1 << 20, 1 << 27).inputs == 0
     assert ErrorEffort.within(0, 1 << 20, 1 << 10).inputs == 0

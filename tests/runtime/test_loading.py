@@ -217,7 +217,7 @@ ATTENTION = """(float[N,S,16] q, float[N,S,8] k, float[N,S,8] v, int32[N] length
 
 def test_a_kernel_that_ends_the_process_ends_another_one() -> None:
     """On an empty batch, GroupQueryAttention divides by its size (ONNX Runtime 1.31.1)."""
-    model = parse(ATTENTION, 20)
+    model = Model.of(parse(ATTENTION, 20))
     loader = Loader()
     found = []
     for batch in (1, 0, 1):

@@ -6,9 +6,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
-from onnxamp._facts.dtypes import FLOAT_TENSORS
+from onnxamp._facts.dtypes import FLOAT_TENSORS, FORMATS
 from onnxamp._facts.ops import attribute, attribute_of, op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
@@ -119,6 +119,8 @@ def range_of(array: NDArray[Any]) -> tuple[float, float]:
     """
     low, high = inf, -inf
     flat = array.reshape(-1)
+    if flat.size and flat.dtype in _BY_BITS:
+        return _range_by_bits(flat)
     for start in range(0, flat.size, _BLOCK):
         block = flat[start : start + _BLOCK].astype(np.float32, copy=False)
         least, most = float(block.min()), float(block.max())
@@ -128,6 +130,30 @@ def range_of(array: NDArray[Any]) -> tuple[float, float]:
             return -inf, inf
         low, high = min(low, least), max(high, most)
     return (low, high) if low <= high else (-inf, inf)
+
+
+_BY_BITS: Final = frozenset(
+    helper.tensor_dtype_to_np_dtype(low.elem) for low in FORMATS.values()
+)
+"""Floats of 16 bits. Comparing their bits takes a tenth of the time of converting them."""
+
+_MINUS: Final = 1 << 15
+"""The bit of the sign. The bits of numbers of one sign are in the order of their magnitudes."""
+
+
+def _range_by_bits(flat: NDArray[Any]) -> tuple[float, float]:
+    """Return the range of floats of 16 bits from their bits; infinite ends if there is a NaN."""
+    bits = flat.view(np.uint16)
+    least, most = int(bits.min()), int(bits.max())
+    # With the sign as a sign, the largest of these integers is the largest of the positive numbers, if there is one.
+    positive = int(flat.view(np.int16).max())
+    low = most if most >= _MINUS else least
+    high = positive if least < _MINUS else least
+    infinity = int(np.array(inf, flat.dtype).view(np.uint16))
+    if any(end & ~_MINUS > infinity for end in (low, high, most)):
+        return -inf, inf
+    ends = np.array([low, high], np.uint16).view(flat.dtype).astype(np.float32)
+    return float(ends[0]), float(ends[1])
 
 
 def range_over(graph: Graph, value: int) -> tuple[float, float]:

@@ -129,7 +129,7 @@ class Climb(NamedTuple):
         watched, largest, factor = _with_largest(model, name)
         # No rule looks at a large weight.
         shell = take_weights(watched.proto, watched.folder, keep=0)
-        wanted = _leading_to(watched, largest, ranges)
+        wanted = _leading_to(model, name, ranges)
         from onnxamp._gradients.walk import differentiate  # noqa: PLC0415 - its rules take a tenth of a second to load
 
         gradients = differentiate(shell.model, largest, wanted)
@@ -250,11 +250,11 @@ def _fresh(editor: GraphEditor, name: str, what: str) -> str:
     return editor.names.fresh(f"{name}/{what}")
 
 
-def _leading_to(model: Model, loss: str, inputs: Iterable[str]) -> list[str]:
+def _leading_to(model: Model, name: str, inputs: Iterable[str]) -> list[str]:
     """Return those of the inputs that a value depends on."""
     graph = model.ask(graph_of)
     scope = graph.scopes[0]
-    needed = {scope.names[loss]}
+    needed = {scope.names[name]}
     for node in reversed(graph.order):
         if not needed.isdisjoint(node.writes):
             needed.update(node.reads)

@@ -1,10 +1,8 @@
 """Limits on the searches for inputs that overflow, and for large errors, by the work of the model."""
 
-from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.shapes import Shape
 from onnxamp._numerics.unseen.larger import work_of_run
 from onnxamp._runtime import STRESS
 
@@ -143,12 +141,12 @@ class ErrorEffort(NamedTuple):
         return cls(inputs if inputs >= _LEAST_RUNS else 0, down, divisors)
 
 
-def counted_work(graph: Graph, shapes: Sequence[Shape | None]) -> int:
+def counted_work(graph: Graph, inputs: tuple[tuple[str, tuple[int, ...]], ...]) -> int:
     """Return the work of a run, counted in operations.
 
     Args:
         graph: the model.
-        shapes: the shape of each of its values.
+        inputs: names of its inputs, each with its shape.
     """
-    flops, moved = work_of_run(graph, shapes)
+    flops, moved = work_of_run(graph, graph.shapes_of(dict(inputs)))
     return flops + _ELEMENT * moved + _NODE * len(graph.nodes)

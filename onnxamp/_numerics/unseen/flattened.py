@@ -21,6 +21,7 @@ from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._runtime.piecewise.branches import rename_reads
 from onnxamp._runtime.sessions.session import make_session, run
+from onnxamp._runtime.sessions.shell import take_weights
 from onnxamp._runtime.sessions.values import Feeds
 
 _MOST_NODES: Final = 4000
@@ -173,7 +174,8 @@ def _runs_of(
         editor.insert_after(node.index, editor.make(op, [value], [name], ""))
     proto = editor.finish()
     proto.graph.output.extend(declared)
-    session = make_session(Model(proto, model.folder), lean=True, optimize=False)
+    shell = take_weights(proto, model.folder, keep=0)
+    session = make_session(shell, lean=True, optimize=False)
     results = run(session, feeds, list(outputs.values()))
     found = dict[int, tuple[int, int]]()
     for node in owners:

@@ -21,10 +21,11 @@ from onnxamp._gradients.writer import MIN_OPSET
 from onnxamp._graph.bounds.bounds import Bounds
 from onnxamp._graph.bounds.find import find_bounds
 from onnxamp._graph.graph import Graph, graph_of
+from onnxamp._graph.shapes import declared_dims
 from onnxamp._graph.view import wire
 from onnxamp._model.exponents import stored_exponents
 from onnxamp._model.model import Model
-from onnxamp._model.protos import copied
+from onnxamp._model.protos import copied, opset_imports
 from onnxamp._numerics.unseen.climb import Climb, Seen, Watched
 from onnxamp._numerics.unseen.effort import Effort, ErrorEffort, counted_work
 from onnxamp._numerics.unseen.errors_sought import Pair, Sought, largest_error, signals
@@ -257,6 +258,8 @@ def _given(reference: Model, samples: Samples) -> list[Feeds]:
 
 def _upgraded(reference: Model) -> Model:
     """Return a model at an opset that gradients are written in."""
+    if opset_imports(reference.proto)[""] >= MIN_OPSET:
+        return reference
     newer = plan_upgrade(reference.ask(graph_of), MIN_OPSET).result
     return Model(newer.model, newer.folder)
 
@@ -540,8 +543,8 @@ def _moved(
 
 def _work(model: Model, sample: Feeds) -> int:
     """Return the work of a run of a model, by counting."""
-    graph = model.ask(graph_of)
-    return counted_work(graph, graph.shapes_of(shapes_of(sample)))
+    shapes = ((name, tuple(shape)) for name, shape in shapes_of(sample).items())
+    return model.ask(graph_of).ask(counted_work, tuple(shapes))
 
 
 def _magnitudes(seen: Mapping[str, Sequence[Seen]]) -> dict[str, float]:
@@ -551,12 +554,20 @@ def _magnitudes(seen: Mapping[str, Sequence[Seen]]) -> dict[str, float]:
 
 def _sized(model: Model, sample: Feeds) -> Model:
     """Return a model whose inputs have the sizes of a sample, because some gradients depend on them."""
+    shapes = shapes_of(sample)
+    open_ones = {
+        entry.name
+        for entry in model.proto.graph.input
+        if entry.type.HasField("tensor_type")
+        and entry.name in shapes
+        and declared_dims(entry.type) != tuple(shapes[entry.name])
+    }
+    if not open_ones:
+        return model
     sized = copied(model.proto)
     for entry in sized.graph.input:
-        array = sample.get(entry.name)
-        if isinstance(array, np.ndarray) and entry.type.HasField("tensor_type"):
+        if entry.name in open_ones:
             elem = entry.type.tensor_type.elem_type
-            entry.CopyFrom(
-                helper.make_tensor_value_info(entry.name, elem, array.shape)
-            )
+            shape = shapes[entry.name]
+            entry.CopyFrom(helper.make_tensor_value_info(entry.name, elem, shape))
     return Model(sized, model.folder)

@@ -24,7 +24,7 @@ from onnxamp._facts.dtypes import (
 from onnxamp._facts.ops import attribute, op_facts, op_key
 from onnxamp._facts.providers import Profile
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.shapes import Shape, elements
+from onnxamp._graph.shapes import Shape, carried_shapes, elements
 from onnxamp._graph.types import lowest_precision
 from onnxamp._graph.view import Node, View, Wiring, inline_functions, wire
 from onnxamp._model.exponents import stored_exponents
@@ -156,12 +156,20 @@ def flow_of(
     own = Graph.of(_without_shortcuts(shell.model) if emulated else shell.model)
     lowest = lowest_precision(own.types)
     graph = with_defined_windows(own)
+    inferred = graph.shapes_of(shapes or {})
     if emulated and lowest != "float32":
-        sizes = graph.shapes_of(shapes or {}) if arithmetic is not None else ()
         rounding = emulate_graph(
-            graph, hollow=shell.weights, arithmetic=arithmetic, shapes=sizes
+            graph, hollow=shell.weights, arithmetic=arithmetic, shapes=inferred
         )
+        before = graph
         graph = Graph.of(rounding)
+        # Casts are all that is added, but for those sums.
+        adds_casts = arithmetic is None
+        inferred = (
+            carried_shapes(graph, before, inferred)
+            if adds_casts
+            else graph.shapes_of(shapes or {})
+        )
     written = graph.model
     # A sample may replace the default of an input, so that defaults are fed as weights are, whatever their size.
     defaults = frozenset(value.name for value in graph.overridable())
@@ -174,7 +182,6 @@ def flow_of(
     wiring = wire(graph)
     reads, held = _needs(graph, main_nodes, wiring, constants)
     inputs = (entry.name for entry in written.graph.input)
-    inferred = graph.shapes_of(shapes or {})
     rest = ModelProto(graph=GraphProto(name=written.graph.name))
     copy_fields(written, rest, but={"graph"})
     return DataflowGraph(

@@ -456,10 +456,7 @@ def run_together(
     If a piece does not run, although all of them do together, onnxamp cut the graph where it must not be cut.
     """
     flow = executor.flow
-    nodes = ancestors(flow, wanted, set())
-    parts = list(parts_of(flow, nodes, budget))
-    # The next sample reads the same weights again.
-    is_kept = weights_read(flow, nodes) <= budget
+    nodes, parts, is_kept = flow.ask(_way_to, tuple(wanted), budget)
 
     def run(parts: Sequence[Sequence[int]]) -> list[Execution]:
         """Run parts of the graph one after the other, each on as many samples as fit."""
@@ -491,3 +488,24 @@ def run_together(
             raise error from None
         executor.joined = str(error)
         return executions
+
+
+class _Way(NamedTuple):
+    """How values are computed.
+
+    Attributes:
+        nodes: the nodes that they need, in order.
+        parts: the same nodes in parts that fit the budget.
+        is_kept: whether their weights do so together, and stay for the next sample.
+    """
+
+    nodes: tuple[int, ...]
+    parts: tuple[tuple[int, ...], ...]
+    is_kept: bool
+
+
+def _way_to(flow: DataflowGraph, wanted: tuple[str, ...], budget: int) -> _Way:
+    """Return how values are computed within a budget of memory."""
+    nodes = tuple(ancestors(flow, wanted, set()))
+    parts = tuple(parts_of(flow, nodes, budget))
+    return _Way(nodes, parts, weights_read(flow, nodes) <= budget)
