@@ -74,7 +74,8 @@ class Watched(NamedTuple):
         }
         made.graph.output.extend(ValueInfoProto(name=name) for name in inner.values())
         shell = take_weights(made, model.folder, keep=0)
-        return cls(make_session(shell, lean=True), outputs, inner)
+        session = make_session(shell, lean=True, optimize=False)
+        return cls(session, outputs, inner)
 
     def largest(self, given: Sequence[Feeds]) -> dict[str, list[Seen]]:
         """Return what inputs show of each value: its largest elements of either sign.
@@ -134,7 +135,10 @@ class Climb(NamedTuple):
 
         gradients = differentiate(shell.model, largest, wanted)
         return cls(
-            session=make_session(shell._replace(model=gradients.model), lean=True),
+            # It runs a few times only, which takes less time than optimizing it.
+            session=make_session(
+                shell._replace(model=gradients.model), lean=True, optimize=False
+            ),
             factor=factor,
             largest=largest,
             slopes=gradients.outputs,
