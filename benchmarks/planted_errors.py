@@ -165,7 +165,7 @@ KINDS: Mapping[str, tuple[Callable[[int], Wrong], int]] = {
 def _errors(path: Path, low: ModelProto, samples: Sequence[Feeds]) -> list[float]:
     """Return the error of a conversion on each sample, beside the outputs there or those of the first one."""
     sizes, found = [], []
-    pair = Pair.of(on_cpu(Model.of(path)), Model(low), choose_engine("cpu"), samples[0], frozenset({"y"}))
+    pair = Pair(on_cpu(Model.of(path)), choose_engine("cpu").open(low), frozenset({"y"}))
     for sample in samples:
         one, other = (outputs["y"] for outputs in pair.floats(sample))
         sizes.append(float(np.linalg.norm(one)))

@@ -213,7 +213,7 @@ class Comparison:
         report = self._extended(report, tally, how)
         if report.passed and self.stress is not None:
             report = self._stressed(report, self.stress, result, how)
-            report = self._with_large_error(report, self.stress, result, how)
+            report = self._with_large_error(report, self.stress, other, how)
             # Choices that differ there are no fault, so nothing is blamed for them.
             shallow = partial(there._compared_at, result, False, activity, seconds)
             report = self._with_tie(report, self.stress, shallow)
@@ -301,7 +301,7 @@ class Comparison:
         self,
         report: DiffReport,
         stress: Stress,
-        result: Model,
+        result: Session,
         compared: Callable[[Excursion], DiffReport],
     ) -> DiffReport:
         """Return a report with the largest error that a search finds, and the comparison there if it is too large."""
@@ -315,14 +315,9 @@ class Comparison:
         # What is selected depends on ties, which no precision gets right.
         selected = reference.ask(graph_of).ask(selected_outputs)
         plain = frozenset(diff.name for diff in report.outputs if is_plain(diff))
-        opened = partial(
-            Pair.of,
-            replace(self.reference.alone(), parts=False),
-            result,
-            self.engine,
-            judged=plain - selected,
-        )
-        sought = stress.far_off(reference, self.run.samples, opened, enough)
+        one = replace(self.reference.alone(), parts=False)
+        pair = Pair(one, result.alone(), plain - selected)
+        sought = stress.far_off(self.run.samples, pair, enough)
         if sought is None:
             return report
         told = replace(report, sought=ErrorSought(sought.error, sought.runs))

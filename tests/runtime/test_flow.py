@@ -23,8 +23,8 @@ from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.piecewise.flow import fitted, flow_of, make_flow
 from onnxamp._runtime.piecewise.parts import ancestors, parts_of
 from onnxamp._runtime.piecewise.pieces import Executor, start
-from onnxamp._runtime.sessions.shell import take_weights
 from onnxamp._runtime.sessions.session import make_session, run
+from onnxamp._runtime.sessions.shell import take_weights
 from onnxamp._runtime.sessions.values import check_inputs
 
 RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}

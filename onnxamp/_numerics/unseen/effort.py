@@ -9,7 +9,7 @@ from onnxamp._runtime import STRESS
 _WORK: Final = 7 << 30
 """Work of all steps at the default of their number: half of what a small model takes to be converted and validated."""
 
-_ERROR_WORK: Final = 1 << 33
+_ERROR_WORK: Final = 1 << 32
 """Work of the search for a large error, at the same default."""
 
 _ERROR_RUNS: Final = 16
@@ -25,9 +25,6 @@ _DIVISORS: Final = 2
 
 _LEAST_RUNS: Final = 4
 """Inputs without which this search does not begin."""
-
-_LOADED: Final = 240
-"""Operations in the time in which a byte of the weights is loaded for it."""
 
 _START_WORK: Final = 1 << 30
 """Work that the choice of a start may take."""
@@ -124,16 +121,14 @@ class ErrorEffort(NamedTuple):
     divisors: int
 
     @classmethod
-    def within(cls, steps: int, work: int, size: int) -> "ErrorEffort":
+    def within(cls, steps: int, work: int) -> "ErrorEffort":
         """Return the effort that the work of the model leaves.
 
         Args:
             steps: the steps of an ascent that are asked for.
             work: that of one run of the model; its conversion takes as much.
-            size: bytes of its weights.
         """
-        allowed = _for_steps(_ERROR_WORK, steps) - _LOADED * size
-        runs = max(allowed // (2 * max(work, 1)), 0)
+        runs = _for_steps(_ERROR_WORK, steps) // (2 * max(work, 1))
         inputs = min(_ERROR_RUNS * steps, runs)
         down = _DOWN * steps
         # A step runs the model and its gradient, which is no more than two runs of both models.

@@ -9,29 +9,20 @@ none. It begins with inputs of little contrast, and changes the best of them at 
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxamp._facts.dtypes import Format, Range
-from onnxamp._graph.graph import Graph
-from onnxamp._model.model import Model
 from onnxamp._numerics.unseen.changed_inputs import (
     CHANGES,
     FLATTENING,
     changed,
     nudged,
 )
-from onnxamp._numerics.unseen.flattened import without_functions
-from onnxamp._runtime.emulate import emulate_graph
-from onnxamp._runtime.engines import Engine, Outputs, Session
-from onnxamp._runtime.sessions.session import make_session
-from onnxamp._runtime.sessions.shell import Shell, take_weights
-from onnxamp._runtime.sessions.values import Feeds, shapes_of
-
-if TYPE_CHECKING:
-    import onnxruntime as ort
+from onnxamp._runtime.engines import Outputs, Session
+from onnxamp._runtime.sessions.values import Feeds
 
 _STARTS: Final = 16
 """Inputs of little contrast from which the search begins: of ten networks that are wrong on such inputs, they show it
@@ -63,48 +54,17 @@ class Sought(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A model and its conversion, each in one session.
+    """A model and its conversion.
 
     Attributes:
         reference: the model.
-        engine: where the conversion runs.
-        result: the conversion, loaded there; rounding is written out if the engine emulates low precision.
+        result: the conversion.
         judged: the outputs that count.
     """
 
     reference: Session
-    engine: Engine
-    result: "ort.InferenceSession"
+    result: Session
     judged: frozenset[str]
-
-    @classmethod
-    def of(
-        cls,
-        reference: Session,
-        result: Model,
-        engine: Engine,
-        sample: Feeds,
-        judged: frozenset[str],
-    ) -> "Pair":
-        """Return both models, ready to run.
-
-        Args:
-            reference: the model.
-            result: its conversion.
-            engine: where the conversion runs.
-            sample: gives the sizes of inputs, on which the sums of some targets depend.
-            judged: the outputs that count.
-
-        Raises:
-            OnnxAmpError: the conversion cannot be emulated, or does not load.
-        """
-        if engine.emulates:
-            result = without_functions(result)
-        shell = take_weights(result.proto, result.folder, keep=0)
-        if engine.emulates:
-            shell = _emulated(shell, engine, sample)
-        loaded = make_session(shell, engine.provider, optimize=False, lean=True)
-        return cls(reference, engine, loaded, judged)
 
     def floats(self, feeds: Feeds) -> tuple[_Outputs, _Outputs]:
         """Return the outputs of both that count.
@@ -112,8 +72,7 @@ class Pair(NamedTuple):
         Raises:
             RuntimeFailure: a model does not run.
         """
-        result = self.engine.run(self.result, feeds)
-        return self.exact(feeds), self._judged(result)
+        return self.exact(feeds), self._judged(self.result.run(feeds))
 
     def exact(self, feeds: Feeds) -> _Outputs:
         """Return the outputs of the model that count; errors as :meth:`floats`."""
@@ -125,17 +84,6 @@ class Pair(NamedTuple):
             for name, array in outputs.items()
             if name in self.judged and isinstance(array, np.ndarray)
         }
-
-
-def _emulated(result: Shell, engine: Engine, sample: Feeds) -> Shell:
-    """Return the float32 model that computes what a conversion does."""
-    graph = Graph.of(result.model)
-    arithmetic = engine.arithmetic
-    shapes = graph.shapes_of(shapes_of(sample)) if arithmetic is not None else ()
-    made = emulate_graph(
-        graph, hollow=result.weights, arithmetic=arithmetic, shapes=shapes
-    )
-    return result._replace(model=made)
 
 
 def signals(

@@ -6,7 +6,7 @@ models, of some random inputs. Each step goes to the corner of the inputs' range
 that brings nothing, the next step is half as long.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
@@ -165,32 +165,26 @@ class Stress(NamedTuple):
             return None
         return self.of(model, model, samples, is_converted=False).samples
 
-    def far_off(
-        self,
-        reference: Model,
-        samples: Samples,
-        opened: Callable[[Feeds], Pair],
-        enough: float,
-    ) -> Sought | None:
+    def far_off(self, samples: Samples, pair: Pair, enough: float) -> Sought | None:
         """Return the input with the largest error of a result that a search finds; None if there is no search.
 
         Args:
-            reference: the original.
-            samples: the inputs that it ran on.
-            opened: makes the original and the result ready to run on inputs of such sizes.
+            samples: the inputs that both models ran on.
+            pair: the original and the result.
             enough: the error that ends the search.
         """
+        reference = pair.reference.model
         given = _given(reference, samples)
         movable = signals(given[0], self._movable(_ranges(given)), self.low)
-        if not movable:
+        # Weights that do not stay in memory would be read in each run.
+        if not movable or reference.stock.size > pair.reference.budget:
             return None
-        work = _work(reference, given[0])
-        effort = ErrorEffort.within(self.steps, work, reference.stock.size)
+        effort = ErrorEffort.within(self.steps, _work(reference, given[0]))
         if not effort.inputs:
             return None
         try:
             return largest_error(
-                opened(given[0]),
+                pair,
                 given,
                 movable,
                 effort.inputs,
