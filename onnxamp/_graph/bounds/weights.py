@@ -156,6 +156,28 @@ def _range_by_bits(flat: NDArray[Any]) -> tuple[float, float]:
     return float(ends[0]), float(ends[1])
 
 
+_SHIFT: Final = 13
+"""Bits that the fraction of a float32 number has more than that of a float16 one."""
+
+_SCALE: Final = np.float32(2.0**112)
+"""The ratio of numbers whose exponents have the same bits: exponents are stored as e + 15 and e + 127."""
+
+_SIGN_AND_REST: Final = np.int32(0x8FFFFFFF - (1 << 32))
+"""Without the bits into which the sign is copied where a number of 16 bits becomes one of 32."""
+
+
+def _wide(block: NDArray[Any]) -> NDArray[np.float32]:
+    """Return numbers in float32. NumPy converts float16 one by one, and moves all bits in a fifth of the time."""
+    low, high = range_of(block) if block.dtype == np.float16 else (-inf, inf)
+    if not -inf < low <= high < inf:
+        return block.astype(np.float32, copy=False)
+    bits = np.ascontiguousarray(block).view(np.int16).astype(np.int32)
+    np.left_shift(bits, _SHIFT, out=bits)
+    np.bitwise_and(bits, _SIGN_AND_REST, out=bits)
+    wide = bits.view(np.float32)
+    return np.multiply(wide, _SCALE, out=wide)
+
+
 def range_over(graph: Graph, value: int) -> tuple[float, float]:
     """Return the range of a tensor that is stored; ``graph.ask(range_over, value)`` reads it once."""
     return range_of(read_array(graph.constants.tensors[value], graph.folder))
@@ -189,7 +211,7 @@ def sums_of(array: NDArray[Any], axes: Sequence[int]) -> WeightSums | None:
         invalid="ignore", over="ignore"
     ):  # what is not finite is found below
         for start in range(0, len(array), rows):
-            block = array[start : start + rows].astype(np.float32, copy=False)
+            block = _wide(array[start : start + rows])
             # A block covers a part of the first axis, which is either summed over or a part of the result.
             part = ... if 0 in axes else slice(start, start + rows)
             summed = tuple(axes)
