@@ -282,21 +282,22 @@ class Session:
         """
         if self._executor is not None and self._prepared is feeds:
             return self._executor
-        before = None if self._executor is None else self._executor.flow
+        executor = self._executor
         flow = settled_flow(
             self.model.proto,
             self.model.folder,
             feeds,
             emulated=self.engine.emulates,
             provider=self.engine.provider,
-            before=before,
+            before=executor,
             arithmetic=self.engine.arithmetic,
             forced=self.forced,
         )
-        if self._executor is None or flow is not before:
-            self._executor = Executor(flow, self.engine.provider)
+        if executor is None or flow is not executor.flow:
+            executor = Executor(flow, self.engine.provider)
+        self._executor = executor
         self._prepared = feeds
-        return self._executor
+        return executor
 
     def prepare_sample(self, sample: Feeds) -> Executor:
         """Prepare the model for an unchecked sample. Also raises ArgumentError if the sample does not fit."""

@@ -1,6 +1,7 @@
 """Taking branches: the result computes what the original does, and shows what the branches hid."""
 
 import zlib
+from itertools import pairwise
 
 import numpy as np
 import onnx
@@ -576,3 +577,46 @@ def test_a_condition_that_is_fed_chooses_the_branch_of_each_sample() -> None:
         np.testing.assert_allclose(session.run(feeds)["y"], -x if condition else np.exp(x), rtol=1e-6)
     assert runners[0] is runners[1]
     assert runners[1] is not runners[2]
+
+
+def test_conditions_that_are_computed_are_computed_for_each_sample() -> None:
+    """Where all of them hold as before, the same preparation serves, also for those in and after other branches."""
+    model = model_of("""(float[2] x) => (float[2] y) {
+        nil = Constant <value = float {0}> ()
+        s = ReduceSum <keepdims = 0> (x)
+        c = Greater (s, nil)
+        h = If (c) <
+            then_branch = g1 () => (float[2] a) { a = Neg (x) },
+            else_branch = g2 () => (float[2] b) {
+                one = Constant <value = float {-9}> ()
+                d = Less (s, one)
+                b = If (d) <
+                    then_branch = g3 () => (float[2] p) { p = Exp (x) },
+                    else_branch = g4 () => (float[2] q) { q = Abs (x) }
+                >
+            }
+        >
+        m = ReduceMax <keepdims = 0> (h)
+        f = Greater (m, nil)
+        y = If (f) <
+            then_branch = g5 () => (float[2] r) { r = Add (h, h) },
+            else_branch = g6 () => (float[2] t) { t = Mul (h, h) }
+        >
+    }""")
+    session = on_cpu(Model.of(model))
+    cases = {
+        (1, 2): lambda x: x * x,
+        (3, 4): lambda x: x * x,
+        (-1, 2): lambda x: -2 * x,
+        (-1, -2): lambda x: 2 * np.abs(x),
+        (-2, -2): lambda x: 2 * np.abs(x),
+        (-9, -2): lambda x: 2 * np.exp(x),
+        (5, 5): lambda x: x * x,
+    }
+    runners = []
+    for numbers, expected in cases.items():
+        x = np.float32(numbers)
+        runners.append(session.prepare({"x": x}))
+        np.testing.assert_allclose(session.run({"x": x})["y"], expected(x), rtol=1e-6)
+    is_kept = [one is other for one, other in pairwise(runners)]
+    assert is_kept == [True, False, False, True, False, False]

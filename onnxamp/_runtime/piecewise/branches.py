@@ -25,7 +25,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
-from onnxamp._base.errors import ArgumentError, ModelError
+from onnxamp._base.errors import ArgumentError, ModelError, RuntimeFailure
 from onnxamp._facts.providers import Profile
 from onnxamp._graph.editor import GraphEditor, NewNames
 from onnxamp._graph.graph import Graph
@@ -39,7 +39,7 @@ from onnxamp._runtime.piecewise.choices import (
     stamped,
 )
 from onnxamp._runtime.piecewise.flow import DataflowGraph, flow_of
-from onnxamp._runtime.piecewise.pieces import Executor, run_alone
+from onnxamp._runtime.piecewise.pieces import Execution, Executor, run_alone
 from onnxamp._runtime.sessions.session import Provider
 from onnxamp._runtime.sessions.shell import WEIGHTS_IN_GRAPH, Shell, take_weights
 from onnxamp._runtime.sessions.values import Feed, Feeds, shapes_of
@@ -266,7 +266,7 @@ def settled_flow(
     *,
     emulated: bool,
     provider: Provider = "cpu",
-    before: DataflowGraph | None = None,
+    before: Executor | None = None,
     arithmetic: Profile | None = None,
     forced: Mapping[str, bool] = MappingProxyType({}),
 ) -> DataflowGraph:
@@ -279,7 +279,7 @@ def settled_flow(
         feeds: a sample that the model accepts.
         emulated: as for :func:`~onnxamp._runtime.piecewise.flow.make_flow`.
         provider: where conditions are computed.
-        before: the result for an earlier sample, which is returned if this one takes the same branches.
+        before: runs the result for an earlier sample, which is returned if this one takes the same branches.
         arithmetic: as for :func:`~onnxamp._runtime.piecewise.flow.flow_of`.
         forced: the branches to take whatever the sample says, by the keys of their conditions; the same as before.
 
@@ -287,14 +287,13 @@ def settled_flow(
         ModelError, OpsetError, ExternalDataError: as :func:`~onnxamp._runtime.piecewise.flow.make_flow`.
         RuntimeFailure: a condition cannot be computed.
     """
-    # Where conditions are inputs, the sample itself shows that it takes the same branches, and nothing needs to run.
-    if before is not None and _meets(before.choices, feeds):
-        return before
+    if before is not None and _takes_same(before, feeds):
+        return before.flow
     settled = settle(
         model, base_dir, feeds, emulated=emulated, provider=provider, forced=forced
     )
-    if before is not None and before.choices == settled.choices:
-        return before
+    if before is not None and before.flow.choices == settled.choices:
+        return before.flow
     flow = flow_of(
         settled.shell,
         emulated=emulated,
@@ -309,14 +308,34 @@ def settled_flow(
     )
 
 
-def _meets(choices: Sequence[tuple[str, bool]], feeds: Feeds) -> bool:
-    """Return whether a sample meets these conditions, as far as its inputs show, and leaves the same inputs empty."""
-    known = dict(choices)
+def _takes_same(executor: Executor, feeds: Feeds) -> bool:
+    """Return whether a sample takes the branches of a flow, and leaves the same inputs empty, as far as that is known.
+
+    The flow computes the conditions itself. The first of them that does not hold depends on no other one, so that the
+    branches before it are those that the sample takes.
+    """
+    flow = executor.flow
+    known = dict(flow.choices)
     if any(feed is None and name not in known for name, feed in feeds.items()):
         return False
-    return all(
-        name in feeds and _truth(feeds[name]) is holds for name, holds in choices
+    given = known.keys() & feeds.keys()
+    if any(_truth(feeds[name]) is not known[name] for name in given):
+        return False
+    computed = [name for name in known if name not in feeds]
+    if not flow.maker.keys() >= set(computed):
+        return False
+    try:
+        execution = run_alone(executor, feeds, computed) if computed else None
+    except RuntimeFailure:  # perhaps the branches do not suit it
+        return False
+    return execution is None or all(
+        _holds(execution, name) is known[name] for name in computed
     )
+
+
+def _holds(execution: Execution, name: str) -> bool:
+    """Return the value of a condition."""
+    return bool(np.asarray(execution.output(name)).reshape(-1)[0])
 
 
 def _truth(feed: Feed) -> bool | None:
@@ -376,10 +395,7 @@ def settle(
             own = shell._replace(model=copied(written))  # it is edited after this
             flow = flow_of(own, emulated=emulated, shapes=shapes_of(feeds))
             execution = run_alone(Executor(flow, provider), feeds, names)
-            computed = {}
-            for name in names:
-                condition = np.asarray(execution.output(name))
-                computed[name] = bool(condition.reshape(-1)[0])
+            computed = {name: _holds(execution, name) for name in names}
             choices.update(computed)
             return computed
 
