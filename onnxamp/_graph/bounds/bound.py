@@ -48,14 +48,13 @@ def step_in(number: float) -> float:
     return float(whole & -whole) * _FINEST
 
 
-def _step_of(numbers: NDArray[np.float64]) -> float:
+def step_of(numbers: NDArray[np.float64]) -> float:
     """Return the largest power of two of which all numbers are multiples; 0 if that is too fine, or some are large."""
-    multiples = numbers / _FINEST
-    if not np.abs(multiples).max() < 2.0**62:
-        return 0.0
     # Most weights show with their first numbers that they are no multiples.
-    for some in (multiples.flat[:16], multiples):
-        if not np.array_equal(some, np.rint(some)):
+    for some in (numbers.flat[:16], numbers):
+        multiples = some / _FINEST
+        is_large = not np.abs(multiples).max() < 2.0**62
+        if is_large or not np.array_equal(multiples, np.rint(multiples)):
             return 0.0
     bits = int(np.bitwise_or.reduce(multiples.astype(np.int64), axis=None))
     return float(bits & -bits) * _FINEST if bits else _COARSEST
@@ -109,7 +108,7 @@ class Bound:
                 total=float(np.abs(rows).sum(-1).max()),
                 width=rows.shape[-1],
                 is_single=rows.size == 1,
-                step=_step_of(rows),
+                step=step_of(rows),
             )
 
     @property

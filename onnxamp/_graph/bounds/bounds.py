@@ -5,23 +5,41 @@ are bounded here when a rule first asks for them.
 """
 
 from collections.abc import Mapping
+from math import inf, sqrt
 from typing import Any, Final
 
+import numpy as np
 from numpy.typing import NDArray
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
-from onnxamp._facts.dtypes import FLOAT, FLOAT_TENSORS, Format, Range
+from onnxamp._facts.dtypes import FLOAT, FLOAT_TENSORS, Format, Range, tensor_type
 from onnxamp._graph.bounds import sources
-from onnxamp._graph.bounds.bound import UNKNOWN, Bound, between, intersection, whole
+from onnxamp._graph.bounds.bound import (
+    UNKNOWN,
+    Bound,
+    between,
+    intersection,
+    step_of,
+    whole,
+)
 from onnxamp._graph.bounds.rounding import rounding
-from onnxamp._graph.bounds.weights import READABLE, range_of, range_over
+from onnxamp._graph.bounds.weights import READABLE, range_of, range_over, sums_of
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import height, width
 from onnxamp._graph.view import ABSENT, Origin, Value, body_sources
 from onnxamp._model.weights import read_array
 
-_SMALL: Final = 1 << 20
-"""Elements up to which a constant is looked at as a whole; of larger ones, only the range is known."""
+_SMALL: Final = 1 << 16
+"""Elements up to which a constant is looked at in float64."""
+
+_MIDDLING: Final = 1 << 20
+"""Elements up to which the norms of a constant are looked at; of larger ones, only the range is known."""
+
+_FIRST: Final = 16
+"""Numbers of a constant that mostly show that it has no step."""
+
+_MOST_STEPS: Final = 1 << 11
+"""Steps up to which a low-precision type holds all multiples: float16 has 11 digits, the others fewer."""
 
 
 class Bounds:
@@ -130,6 +148,8 @@ class Bounds:
             known = self._number(array)
         elif array.size <= _SMALL:
             known = Bound.of_array(array)
+        elif array.size <= _MIDDLING:
+            known = _bound_of_many(array)
         else:
             known = between(*range_of(array)).sized(size)
         return self._entering(value, known)
@@ -162,3 +182,27 @@ class Bounds:
         if source != ABSENT:
             return self[owner.input(source)].bare
         return whole(between(0.0, max(self[owner.input(0)].high, 1.0) - 1.0))
+
+
+def _bound_of_many(array: NDArray[Any]) -> Bound:
+    """Return the bound of many numbers, those of floats by sums in float32: that takes a fifth of the time."""
+    is_float = (
+        tensor_type(helper.np_dtype_to_tensor_dtype(array.dtype)) in FLOAT_TENSORS
+    )
+    rows = sums_of(array, [array.ndim - 1]) if is_float else None
+    if rows is None:
+        return Bound.of_array(array)
+    columns = sums_of(array, [array.ndim - 2]) if array.ndim > 1 else None
+    low, high = range_of(array)
+    # All of them have no larger step than the first ones.
+    first = step_of(array.flat[:_FIRST].astype(np.float64))
+    is_exact = max(-low, high) <= first * _MOST_STEPS
+    return Bound(
+        low=low,
+        high=high,
+        row=sqrt(float(rows.squares.max())),
+        column=inf if columns is None else sqrt(float(columns.squares.max())),
+        total=float(rows.magnitudes.max()),
+        width=array.shape[-1],
+        step=step_of(array.astype(np.float64)) if is_exact else 0.0,
+    )
