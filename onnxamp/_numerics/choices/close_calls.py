@@ -14,7 +14,7 @@ from onnx import NodeProto
 
 from onnxamp._base.errors import RuntimeFailure
 from onnxamp._base.records import record
-from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS
+from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS, may_be_float
 from onnxamp._facts.ops import attribute_of, op_facts, op_key
 from onnxamp._numerics.choices.margins import Boxes, Counts, boxes, order, rank, steps
 from onnxamp._numerics.differences.blocks import Array
@@ -88,7 +88,8 @@ def choosers(reference: DataflowGraph, result: DataflowGraph) -> list[Chooser]:
     found = list[Chooser]()
     room = _BYTES
     for node in reference.nodes:
-        if not _chooses_by_floats(reference, node):
+        is_chosen = _chooses_by_floats(reference, node)
+        if not is_chosen or _reads_integers(reference, node):
             continue
         twin = _twin(result, node)
         if twin is None or reached.isdisjoint(twin.input):
@@ -114,6 +115,21 @@ def _chooses_by_floats(flow: DataflowGraph, node: NodeProto) -> bool:
     if key == "Cast" and not kind.startswith(("tensor(int", "tensor(uint")):
         return False
     return flow.types.get(node.input[0]) in ANY_FLOAT_TENSORS
+
+
+def _reads_integers(flow: DataflowGraph, node: NodeProto) -> bool:
+    """Return whether a node chooses between numbers that were integers, such as counters, or are constants."""
+    for name in filter(None, node.input):
+        place = flow.maker.get(name)
+        if place is None:
+            if name in flow.inputs:
+                return False
+            continue
+        maker = flow.nodes[place]
+        is_cast = op_key(maker) == "Cast"
+        if not is_cast or may_be_float(flow.types.get(maker.input[0])):
+            return False
+    return True
 
 
 def _twin(flow: DataflowGraph, node: NodeProto) -> NodeProto | None:

@@ -12,7 +12,7 @@ from onnx import NodeProto, ValueInfoProto
 from onnxamp._base.errors import OnnxAmpError
 from onnxamp._facts.dtypes import may_be_float
 from onnxamp._facts.ops import op_facts
-from onnxamp._graph.graph import graph_of
+from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copy_without
 from onnxamp._numerics.choices.close_calls import (
@@ -72,19 +72,23 @@ def inner_choices(
 
 
 def _labels(model: Model) -> dict[str, str]:
-    """Return the first outputs of the nodes in bodies that choose, with the names of the nodes.
-
-    Those are left out whose first input is known to be no float.
-    """
+    """Return the first outputs of the nodes in bodies that may choose by floats, with the names of the nodes."""
     decides = op_facts().decides
     graph = model.ask(graph_of)
-    return {
-        node.proto.output[0]: node.proto.name or node.proto.output[0]
-        for node in graph.nodes
-        if node.scope
-        and node.key in decides
-        and may_be_float(graph.types[node.input(0)])
-    }
+    found = dict[str, str]()
+    for node in graph.nodes:
+        is_chosen = node.scope and node.key in decides
+        if is_chosen and not all(_is_integer(graph, value) for value in node.reads):
+            found[node.proto.output[0]] = node.proto.name or node.proto.output[0]
+    return found
+
+
+def _is_integer(graph: Graph, value: int) -> bool:
+    """Return whether a value is known to be no float, or to have been none before a Cast, or to be a constant."""
+    if not may_be_float(graph.types[value]) or graph.constants.is_constant(value):
+        return True
+    maker = graph.producer(value, "Cast")
+    return maker is not None and not may_be_float(graph.types[maker.input(0)])
 
 
 def _leading_to(model: Model, names: Iterable[str]) -> Model:
