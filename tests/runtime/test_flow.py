@@ -381,6 +381,18 @@ def test_parts_hold_the_budget():
         assert len(parts[-1]) <= size
 
 
+def test_values_that_nothing_needs_any_more_take_no_memory():
+    """Of a chain, a session holds two values at a time, and what is wanted in the end."""
+    names = [f"v{i}" for i in range(9)]
+    body = " ".join(f"{new} = Exp ({old})" for old, new in zip(["X", *names], [*names, "Y"], strict=True))
+    flow = make_flow(parse(f"(float[100] X) => (float[100] Y) {{ {body} }}"), emulated=False)
+    nodes = range(10)
+    assert [len(part) for part in parts_of(flow, nodes, 800, ["Y"])] == [10]
+    assert [len(part) for part in parts_of(flow, nodes, 799, ["Y"])] == [1] * 10
+    assert [len(part) for part in parts_of(flow, nodes, 1200, ["v0", "Y"])] == [10]
+    assert [len(part) for part in parts_of(flow, nodes, 1199, ["v0", "Y"])] == [2, 8]
+
+
 def test_weights_count_once_per_part():
     text = "(float[300,300] X) => (float[300,300] Y) { a = MatMul (X, w) b = MatMul (a, w) Y = MatMul (b, v) }"
     model = add_weights(parse(text), {"w": (300, 300), "v": (300, 300)})

@@ -34,34 +34,90 @@ def ancestors(
 
 
 def parts_of(
-    flow: DataflowGraph, nodes: Iterable[int], budget: int
+    flow: DataflowGraph,
+    nodes: Sequence[int],
+    budget: int,
+    wanted: Iterable[str] | None = None,
 ) -> Iterator[tuple[int, ...]]:
     """Yield groups of consecutive nodes whose values and weights fit the budget; a node that exceeds it is alone.
 
     A model with optionals stays in one piece, as ONNX Runtime cannot be fed empty ones.
+
+    Args:
+        flow: the model.
+        nodes: the nodes, in order.
+        budget: bytes that may be held at a time.
+        wanted: values that are needed in the end; None if all are. A session frees others after their last reader.
     """
     if any((kind or "").startswith("optional") for kind in flow.types.values()):
         yield from filter(None, [tuple(nodes)])
         return
+    held = _Held(flow, nodes, wanted)
     part: list[int] = []
-    weights: set[str] = set()
-    held = 0
     for node in nodes:
-        new = {
-            name for name in flow.reads[node] if name in flow.shell.weights
-        } - weights
-        cost = sum(flow.sizes.get(name, 0) for name in flow.nodes[node].output)
-        cost += sum(stored_bytes(flow.shell.weights[name]) for name in new)
-        if len(part) == _NODES or (part and held + cost > budget):
+        cost = held.cost_of(node)
+        if len(part) == _NODES or (part and held.size + cost > budget):
             yield tuple(part)
             part = []
-            weights = set()
-            held = 0
+            held.begin()
+            cost = held.cost_of(node)
         part.append(node)
-        weights |= new
-        held += cost
+        held.add(node, cost)
     if part:
         yield tuple(part)
+
+
+class _Held:
+    """The bytes that a session of some nodes holds: large weights, and values of its nodes that are still needed.
+
+    Attributes:
+        size: the bytes.
+    """
+
+    def __init__(
+        self,
+        flow: DataflowGraph,
+        nodes: Sequence[int],
+        wanted: Iterable[str] | None,
+    ) -> None:
+        self.flow = flow
+        self.size = 0
+        self.frees = wanted is not None
+        self.uses = Counter(wanted or ())
+        if self.frees:
+            self.uses.update(flow.reads_of(nodes))
+        self.weights = set[str]()
+        self.values = set[str]()
+
+    def begin(self) -> None:
+        """Begin another session."""
+        self.size = 0
+        self.weights.clear()
+        self.values.clear()
+
+    def cost_of(self, node: int) -> int:
+        """Return the bytes that a node adds while it runs."""
+        weights = self.flow.shell.weights
+        new = {name for name in self.flow.reads[node] if name in weights}
+        size = sum(stored_bytes(weights[name]) for name in new - self.weights)
+        sizes = self.flow.sizes
+        return size + sum(sizes.get(name, 0) for name in self.flow.nodes[node].output)
+
+    def add(self, node: int, cost: int) -> None:
+        """Add what a node costs, and take off what no further node needs."""
+        self.size += cost
+        reads = self.flow.reads[node]
+        weights = self.flow.shell.weights
+        self.weights.update(name for name in reads if name in weights)
+        if not self.frees:
+            return
+        made = [name for name in self.flow.nodes[node].output if name]
+        self.values.update(made)
+        self.uses.subtract(reads)
+        for name in (*made, *reads):
+            if name in self.values and self.uses[name] <= 0:
+                self.values.remove(name)
+                self.size -= self.flow.sizes.get(name, 0)
 
 
 def weights_read(flow: DataflowGraph, nodes: Iterable[int]) -> int:

@@ -316,7 +316,7 @@ class Execution:
         Raises:
             RuntimeFailure: ONNX Runtime cannot run a part.
         """
-        for part in parts_of(self.flow, nodes, budget):
+        for part in parts_of(self.flow, list(nodes), budget):
             self.run(part)
             yield part
             self.executor.forget()
@@ -507,5 +507,5 @@ class _Way(NamedTuple):
 def _way_to(flow: DataflowGraph, wanted: tuple[str, ...], budget: int) -> _Way:
     """Return how values are computed within a budget of memory."""
     nodes = tuple(ancestors(flow, wanted, set()))
-    parts = tuple(parts_of(flow, nodes, budget))
+    parts = tuple(parts_of(flow, nodes, budget, wanted))
     return _Way(nodes, parts, weights_read(flow, nodes) <= budget)
