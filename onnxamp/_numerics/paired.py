@@ -15,7 +15,7 @@ import numpy as np
 
 from onnxamp._base.errors import RuntimeFailure
 from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS, FLOAT_TENSORS
-from onnxamp._numerics.differences.groups import hidden_error
+from onnxamp._numerics.differences.groups import hidden_errors
 from onnxamp._numerics.differences.measure import MEASURABLE, measure
 from onnxamp._numerics.differences.metrics import Measurement
 from onnxamp._runtime import BUDGET
@@ -237,7 +237,7 @@ class PairedExecution:
                 local, trouble = _measured(reference, alone, exponent)
             hidden = 0.0, 0.0
             if self.groups:
-                hidden = _hidden(reference, alone), _hidden(reference, found)
+                hidden = _hidden(reference, alone, found)
             compared[name] = Compared(local, accumulated, note or trouble, hidden)
             replayed.pop(name, None)
         one.used(targets)
@@ -338,17 +338,35 @@ def _measured(
         return None, str(error)
 
 
-def _hidden(reference: "ort.OrtValue | None", result: "ort.OrtValue | None") -> float:
-    """Return the error of the worst group of numbers of a value that the norm of the whole hides."""
-    if reference is None or result is None:
-        return 0.0
-    are_floats = all(
-        value.is_tensor() and value.data_type() in ANY_FLOAT_TENSORS
-        for value in (reference, result)
-    )
-    if not are_floats or reference.shape() != result.shape():
-        return 0.0
-    return hidden_error(from_value(reference), from_value(result))
+def _hidden(
+    reference: "ort.OrtValue | None",
+    alone: "ort.OrtValue | None",
+    found: "ort.OrtValue | None",
+) -> tuple[float, float]:
+    """Return the errors of the worst groups of numbers of a value that the norm of the whole hides.
+
+    Args:
+        reference: the value.
+        alone: what the result's op makes of the reference's values.
+        found: what it makes of its own.
+    """
+    if reference is None or not _is_float(reference):
+        return 0.0, 0.0
+    results = [
+        from_value(value)
+        if value is not None
+        and _is_float(value)
+        and value.shape() == reference.shape()
+        else None
+        for value in (alone, found)
+    ]
+    one, other = hidden_errors(from_value(reference), results)
+    return one, other
+
+
+def _is_float(value: "ort.OrtValue") -> bool:
+    """Return whether a value is a tensor of floats."""
+    return value.is_tensor() and value.data_type() in ANY_FLOAT_TENSORS
 
 
 def _steps(

@@ -11,7 +11,7 @@ from graphs.case import add_weights, parse
 from onnx import ModelProto
 
 import onnxamp
-from onnxamp._numerics.differences.groups import groups_of, hidden_groups
+from onnxamp._numerics.differences.groups import groups_of, hidden_errors, hidden_groups
 
 RNG = np.random.default_rng(0)
 GATE = RNG.uniform(0.5, 1, (4, 128)).astype(np.float32)
@@ -92,6 +92,35 @@ def test_a_result_is_judged_by_the_scale_of_its_columns(name: str) -> None:
     assert (part is None) == (name == "lost")
     if part is not None:
         assert part.rel_l2 < 0.1
+
+
+SPREADS = {
+    "one scale": lambda rng, shape: rng.standard_normal(shape),
+    "columns": lambda rng, shape: rng.standard_normal(shape) * 10.0 ** rng.uniform(-6, 2, shape[-1:]),
+    "many zeros": lambda rng, shape: np.maximum(rng.standard_normal(shape), 0),
+    "many scales": lambda rng, shape: np.exp(8 * rng.standard_normal(shape)),
+    "two scales": lambda rng, shape: rng.standard_normal(shape) * np.where(rng.random(shape) < 0.3, 1e-3, 1),
+    "masks": lambda rng, shape: np.where(rng.random(shape) < 0.1, -1e38, rng.standard_normal(shape)),
+    "subnormal": lambda rng, shape: rng.standard_normal(shape) * 10.0 ** rng.uniform(-42, -30),
+}
+"""How numbers of a tensor may be spread."""
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+def test_a_first_look_passes_no_hidden_error_over(spread: str) -> None:
+    rng = np.random.default_rng(0)
+    hidden = 0
+    for trial in range(300):
+        shape = tuple(rng.integers(1, 12, rng.integers(1, 5)))
+        reference = SPREADS[spread](rng, shape).astype([np.float32, np.float64][trial % 2])
+        result = reference * (1 + 0.01 * rng.standard_normal(shape)).astype(reference.dtype)
+        if trial % 10 == 0:
+            result.flat[0] = np.nan
+        groups = hidden_groups(groups_of(reference, result))
+        expected = max((group.error() for group in groups), default=0.0)
+        assert hidden_errors(reference, [result, None]) == (expected, 0.0)
+        hidden += expected > 0
+    assert bool(hidden) == (spread in {"columns", "many scales", "two scales"})
 
 
 @pytest.mark.parametrize("seed", range(40))
