@@ -2,9 +2,11 @@
 
 from typing import Final, NamedTuple
 
-from onnxamp._graph.graph import Graph
+from onnxamp._graph.graph import Graph, graph_of
+from onnxamp._model.model import Model
 from onnxamp._numerics.unseen.larger import work_of_run
 from onnxamp._runtime import STRESS
+from onnxamp._runtime.sessions.values import Feeds, shapes_of
 
 _WORK: Final = 7 << 30
 """Work of all steps at the default of their number: half of what a small model takes to be converted and validated."""
@@ -136,8 +138,14 @@ class ErrorEffort(NamedTuple):
         return cls(inputs if inputs >= _LEAST_RUNS else 0, down, divisors)
 
 
-def counted_work(graph: Graph, inputs: tuple[tuple[str, tuple[int, ...]], ...]) -> int:
-    """Return the work of a run, counted in operations.
+def work_of(model: Model, sample: Feeds) -> int:
+    """Return the work of a run on a sample, counted in operations."""
+    shapes = tuple(shapes_of(sample).items())
+    return model.ask(graph_of).ask(_counted, shapes)
+
+
+def _counted(graph: Graph, inputs: tuple[tuple[str, tuple[int, ...]], ...]) -> int:
+    """Return the work of a run.
 
     Args:
         graph: the model.

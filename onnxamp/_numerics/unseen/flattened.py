@@ -16,13 +16,14 @@ from onnxamp._facts.dtypes import FLOAT
 from onnxamp._facts.ops import attribute
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph, graph_of
+from onnxamp._graph.shapes import declared_dims
 from onnxamp._graph.view import ABSENT, Node, Scope, inline_functions
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._runtime.piecewise.branches import rename_reads
 from onnxamp._runtime.sessions.session import make_session, run
 from onnxamp._runtime.sessions.shell import take_weights
-from onnxamp._runtime.sessions.values import Feeds
+from onnxamp._runtime.sessions.values import Feeds, shapes_of
 
 _MOST_NODES: Final = 4000
 """Nodes that bodies may become. Each is differentiated, which takes a millisecond."""
@@ -64,6 +65,27 @@ def without_functions(model: Model) -> Model:
     if not model.proto.functions:
         return model
     return Model(inline_functions(model.proto, partly=True), model.folder)
+
+
+def sized(model: Model, sample: Feeds) -> Model:
+    """Return a model whose inputs have the sizes of a sample, because some gradients depend on them."""
+    shapes = shapes_of(sample)
+    open_ones = {
+        entry.name
+        for entry in model.proto.graph.input
+        if entry.type.HasField("tensor_type")
+        and entry.name in shapes
+        and declared_dims(entry.type) != tuple(shapes[entry.name])
+    }
+    if not open_ones:
+        return model
+    made = copied(model.proto)
+    for entry in made.graph.input:
+        if entry.name in open_ones:
+            elem = entry.type.tensor_type.elem_type
+            shape = shapes[entry.name]
+            entry.CopyFrom(helper.make_tensor_value_info(entry.name, elem, shape))
+    return Model(made, model.folder)
 
 
 def flattened(
