@@ -1,12 +1,11 @@
 """Threads of this process: how many an operator may use, and functions that run in one at a time, or beside others."""
 
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextvars import copy_context
 from functools import cache
-from threading import RLock
+from threading import RLock, Thread
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 from onnxamp._base.errors import ArgumentError
@@ -64,11 +63,19 @@ class Once(Generic[P, T]):
             self._cached.cache_clear()
 
 
-@contextmanager
-def beside(function: Callable[[], T]) -> Iterator[Callable[[], T]]:
-    """Run a function in another thread within a ``with`` block, in the context of this one.
+def beside(function: Callable[[], T]) -> Callable[[], T]:
+    """Start a function in another thread, in the context of this one, and return what waits for its result.
 
-    The block gets a function that waits for the result and returns it, or raises the error.
+    Nothing else waits for it: the process may end meanwhile, as when it is interrupted.
     """
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        yield pool.submit(copy_context().run, function).result
+    outcome = Future[T]()
+    context = copy_context()
+
+    def run() -> None:
+        try:
+            outcome.set_result(context.run(function))
+        except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+            outcome.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return outcome.result

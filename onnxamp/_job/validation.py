@@ -172,13 +172,13 @@ class Validator:
         loads = partial(load_result, result, job.model, self._place(job))
         compares = partial(self._compare, job.options, result, layers)
         if self._is_apart(result):
-            with beside(loads) as opened:
-                try:
-                    report = compares()
-                except OnnxAmpError:
-                    self._load(job, result, opened())  # a failure to load says more
-                    raise
-                loaded, ran_in = self._load(job, result, opened())
+            opened = beside(loads)
+            try:
+                report = compares()
+            except OnnxAmpError:
+                self._load(job, result, opened())  # a failure to load says more
+                raise
+            loaded, ran_in = self._load(job, result, opened())
         else:
             loaded, ran_in = self._load(job, result, loads())
             report = compares()

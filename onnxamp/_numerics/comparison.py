@@ -14,13 +14,13 @@ from onnxamp._base.executor import Memory, new_key
 from onnxamp._base.state import Facts, Part
 from onnxamp._facts.providers import emulated_arithmetic, sums_low
 from onnxamp._facts.targets import check_target
-from onnxamp._graph.graph import graph_of
 from onnxamp._graph.quantized import without_grids
 from onnxamp._model.model import Model
-from onnxamp._numerics.differences.detections import listed_outputs, selected_outputs
-from onnxamp._numerics.judging import closeness, limits_beyond, with_extra
-from onnxamp._numerics.limits import Limits, is_plain
-from onnxamp._numerics.results import DOES_NOT_RUN, Cost, DiffReport, Extra
+from onnxamp._numerics.beyond_samples import BeyondSamples, Passed
+from onnxamp._numerics.differences.detections import listed_outputs
+from onnxamp._numerics.judging import closeness, limits_beyond
+from onnxamp._numerics.limits import Limits
+from onnxamp._numerics.results import DOES_NOT_RUN, Cost, DiffReport
 from onnxamp._numerics.sample_diff import (
     REFERENCE,
     RESULT,
@@ -30,14 +30,12 @@ from onnxamp._numerics.sample_diff import (
     result_on,
 )
 from onnxamp._numerics.tally import Tally, finished
-from onnxamp._numerics.unseen.beyond import Beyond, Excursion, find_beyond
-from onnxamp._numerics.unseen.errors_sought import Pair
+from onnxamp._numerics.unseen.beyond import Excursion
 from onnxamp._numerics.unseen.stress import Stress
-from onnxamp._numerics.unseen.stressed import ErrorSought
 from onnxamp._options.values import DiffMetric
 from onnxamp._runtime.engines import Engine, Session, choose_engine, part_of
 from onnxamp._runtime.fingerprints import SentModel, print_facts
-from onnxamp._runtime.inputs.samples import Samples, further, held_samples
+from onnxamp._runtime.inputs.samples import Samples, further
 from onnxamp._runtime.loop import (
     Kept,
     KeptSamples,
@@ -51,9 +49,6 @@ from onnxamp._runtime.sessions.values import check_inputs
 
 Extent: TypeAlias = Literal["compared", "named", "ignored"]
 """What happens to branches that no sample takes, and to sizes beyond those of the samples."""
-
-_OFF: Final = "an input made to be hard for precision"
-"""The name, in reports, of an input on which the result is far off."""
 
 _LOG: Final = logging.getLogger("onnxamp")
 
@@ -69,9 +64,7 @@ class Comparison:
         engine: where results run.
         whole: whether each model runs in one session.
         selected: outputs that may list detections.
-        beyond: whether branches that no sample takes and larger random inputs are compared as well, or branches are
-            only named.
-        stress: how inputs are made that are hard for a result, on which it is compared as well; None to leave them out.
+        beyond: what results that pass are compared on beyond the samples; None for nothing.
         is_hard: whether the samples are such inputs.
     """
 
@@ -81,17 +74,12 @@ class Comparison:
     whole: bool
     limits: Limits
     selected: frozenset[str]
-    beyond: Extent = "ignored"
-    stress: Stress | None = None
+    beyond: BeyondSamples | None = None
     is_hard: bool = False
     _key: str = field(default_factory=new_key)
     """The key under which processes remember the reference."""
-    _beyond: Beyond | None = None
-    """What is compared beyond the samples, once it is known."""
     _result: Session | None = None
     """The result that is compared, if it ran on other inputs."""
-    _hard: list[Excursion] = field(default_factory=list)
-    """Inputs that were made for results before: what mends one failure must hold on all of them."""
 
     @classmethod
     def of(
@@ -111,7 +99,9 @@ class Comparison:
 
         Args:
             draw: gives the samples of a run that has none, which may depend on the reference as it is run.
-            beyond, stress: as for the class.
+            beyond: what happens to branches that no sample takes, and to other sizes.
+            stress: how inputs are made that are hard for a result, on which it is compared as well; None to leave them
+                out.
         """
         engine = choose_engine(run.provider)
         limits = limits or Limits()
@@ -129,6 +119,9 @@ class Comparison:
         selected = listed_outputs(reference, metric)
         if draw is not None:
             run = replace(run, inputs=draw(session))
+        # A function of the user may be meant for the samples only.
+        runs = beyond == "compared" and limits.accept is None
+        is_more = beyond != "ignored"
         return cls(
             run=replace(run, provider=engine.provider),
             reference=session,
@@ -136,8 +129,7 @@ class Comparison:
             whole=whole,
             limits=limits,
             selected=selected,
-            beyond=beyond,
-            stress=stress,
+            beyond=BeyondSamples(session, runs, stress) if is_more else None,
         )
 
     def try_reference(self) -> None:
@@ -205,19 +197,21 @@ class Comparison:
             report, inputs=self.run.samples.summary, samples=self.run.samples.taken
         )
         tally = found[1]
-        if self.beyond == "ignored" or not report.passed or tally is None:
+        if self.beyond is None or not report.passed or tally is None:
             return report
         there = replace(self, _result=other)
-        deeper = None if layers is not False else False
-        how = partial(there._compared_at, result, deeper, activity, seconds)
-        report = self._extended(report, tally, how)
-        if report.passed and self.stress is not None:
-            report = self._stressed(report, self.stress, result, how)
-            report = self._with_large_error(report, self.stress, other, how)
-            # Choices that differ there are no fault, so nothing is blamed for them.
-            shallow = partial(there._compared_at, result, False, activity, seconds)
-            report = self._with_tie(report, self.stress, shallow)
-        return report
+        deeper, shallow = (
+            partial(there._compared_at, result, how, activity, seconds)
+            for how in (None if layers is not False else False, False)
+        )
+        passed = Passed(
+            model=result,
+            session=other,
+            samples=self.run.samples,
+            limits=self.limits,
+            taken=tally.taken,
+        )
+        return self.beyond.extended(report, passed, deeper, shallow)
 
     def _probe(self, result: Model, *, layers: bool) -> DiffProbe:
         """Return what measures a result on a sample."""
@@ -234,7 +228,7 @@ class Comparison:
             layers=layers,
             is_text=not samples.made_up,
             generates=samples.generates,
-            choices=self.beyond != "ignored" or self.is_hard,
+            choices=self.beyond is not None or self.is_hard,
         )
 
     def _opened(self, result: Model) -> Session:
@@ -247,108 +241,6 @@ class Comparison:
             return session
         return result_on(self.engine, result, self.reference, whole=self.whole)
 
-    def _extended(
-        self,
-        report: DiffReport,
-        tally: Tally,
-        compared: Callable[[Excursion], DiffReport],
-    ) -> DiffReport:
-        """Return a report that passes with the comparisons beyond its samples, up to the first that fails."""
-        if self._beyond is None:
-            samples = self.run.samples
-            # A function of the user may be meant for the samples only.
-            runs = self.beyond == "compared" and self.limits.accept is None
-            self._beyond = find_beyond(self.reference, samples, tally.taken, runs=runs)
-        report = replace(report, not_run=self._beyond.not_run)
-        for excursion in self._beyond.excursions:
-            found = compared(excursion)
-            alone = map(compared, excursion.alone if not found.passed else ())
-            if excursion.alone and not found.passed:
-                found = next((one for one in alone if not one.passed), report)
-            report = with_extra(report, excursion, found)
-            if not report.passed:
-                break
-        return report
-
-    def _stressed(
-        self,
-        report: DiffReport,
-        stress: Stress,
-        result: Model,
-        compared: Callable[[Excursion], DiffReport],
-    ) -> DiffReport:
-        """Return a report that passes with what is proven of the result, and comparisons on inputs that are hard."""
-        samples = self.run.samples
-        found = stress.of(self.reference.model, result, samples)
-        report = replace(
-            report, proof=found.proof, headroom=found.headroom, rooms=found.rooms
-        )
-        if found.why:
-            clause = f"inputs made to be hard ({found.why})"
-            report = replace(report, not_run=(*report.not_run, clause))
-        if found.samples is not None:
-            what = found.samples.description
-            session = self.reference.alone()
-            self._hard.append(Excursion(what, found.samples, session, is_hard=True))
-        for excursion in self._hard:
-            there = compared(excursion)
-            report = with_extra(report, excursion, there)
-            if not report.passed:
-                break
-        return report
-
-    def _with_large_error(
-        self,
-        report: DiffReport,
-        stress: Stress,
-        result: Session,
-        compared: Callable[[Excursion], DiffReport],
-    ) -> DiffReport:
-        """Return a report with the largest error that a search finds, and the comparison there if it is too large."""
-        reference = self.reference.model
-        enough = self.limits.hard(stress.low.name).tolerance
-        is_low = report.lowest != "float32"
-        # Elsewhere, float32 may be off as well, and each session may take long to build.
-        is_sought = self.engine.is_reference and self.limits.accept is None
-        if not (report.passed and is_low and enough and is_sought):
-            return report
-        # What is selected depends on ties, which no precision gets right.
-        selected = reference.ask(graph_of).ask(selected_outputs)
-        plain = frozenset(diff.name for diff in report.outputs if is_plain(diff))
-        one = replace(self.reference.alone(), parts=False)
-        pair = Pair(one, result.alone(), plain - selected)
-        sought = stress.far_off(self.run.samples, pair, enough)
-        if sought is None:
-            return report
-        told = replace(report, sought=ErrorSought(sought.error, sought.runs))
-        if sought.error < enough:
-            return told
-        samples = held_samples(_OFF, [sought.inputs])
-        excursion = Excursion(_OFF, samples, self.reference.alone(), is_hard=True)
-        found = compared(excursion)
-        if any(calls.differ for calls in found.choices):
-            return _with_choices(report, _OFF, found)
-        self._hard.append(excursion)
-        return with_extra(told, excursion, found)
-
-    def _with_tie(
-        self,
-        report: DiffReport,
-        stress: Stress,
-        compared: Callable[[Excursion], DiffReport],
-    ) -> DiffReport:
-        """Return a report with the choices near a tie. They are counted, and what they do to outputs is not judged."""
-        names = [calls.node for calls in report.choices]
-        tie = None
-        if names and report.passed:
-            samples = self.run.samples
-            tie = stress.near_tie(self.reference.model, samples, names)
-        if tie is None:
-            return report
-        what = tie.description
-        excursion = Excursion(what, tie, self.reference.alone(), is_hard=True)
-        return _with_choices(report, what, compared(excursion))
-
     def _compared_at(
         self,
         result: Model,
@@ -359,19 +251,16 @@ class Comparison:
     ) -> DiffReport:
         """Compare a result with the reference beyond the samples; arguments as :meth:`compare`."""
         run = replace(self.run, inputs=excursion.samples, workers=None, state=None)
-        # Only inputs made to be hard have limits that depend on the type, and only stress makes some.
-        low = "float32" if self.stress is None else self.stress.low.name
-        limits = limits_beyond(self.limits, excursion, low)
+        assert self.beyond is not None
+        limits = limits_beyond(self.limits, excursion, self.beyond.low)
         there = replace(
             self,
             run=run,
             reference=excursion.reference,
             limits=limits,
-            beyond="ignored",
-            stress=None,
+            beyond=None,
             is_hard=excursion.is_hard,
             _key=new_key(),
-            _beyond=None,
         )
         told = f"{activity} with {excursion.what}"
         return there.compare(result, layers=layers, activity=told, seconds=seconds)
@@ -388,7 +277,7 @@ class Comparison:
         exact = without_grids(self.reference.model)
         if exact is None:
             return False
-        anew = replace(self, run=replace(self.run, state=None), beyond="ignored")
+        anew = replace(self, run=replace(self.run, state=None), beyond=None)
         found = anew.compare(exact, layers=False, activity="measuring integers")
         self.limits = self.limits.allowing(found.outputs)
         return bool(self.limits.coarse)
@@ -409,7 +298,7 @@ class Comparison:
             reference=reference_on(self.engine, original, budget, whole=self.whole),
             run=replace(self.run, state=None),
             limits=Limits(tolerance=1.0),
-            beyond="ignored",
+            beyond=None,
             _key=new_key(),
         )
         activity = "comparing with the original"
@@ -546,14 +435,6 @@ class Comparison:
             "passed" if report.passed else report.failure or "outside the limits",
         )
         return report
-
-
-def _with_choices(report: DiffReport, what: str, found: DiffReport) -> DiffReport:
-    """Return a report with the choices on other inputs, if there are any; their outputs are not judged."""
-    if not found.choices:
-        return report
-    extra = Extra(what, choices=found.choices)
-    return replace(report, extras=(*report.extras, extra))
 
 
 def _with_layers(report: DiffReport, deep: DiffReport, seconds: float) -> DiffReport:

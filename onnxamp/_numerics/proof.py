@@ -35,7 +35,7 @@ class UpgradeProof:
         changed = graph.book.opsets[""], frozenset(counts)
         if changed not in self._verdicts:
             upgraded = Model(graph.model, graph.folder)
-            exact = replace(self.comparison, limits=_SAME, beyond="ignored")
+            exact = replace(self.comparison, limits=_SAME, beyond=None)
             report = exact.compare(
                 upgraded, layers=False, activity="checking the upgrade"
             )

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from contextvars import ContextVar
 from pathlib import Path
 
 import onnx
@@ -17,7 +18,7 @@ from graphs.case import parse
 
 from onnxamp import OnnxAmpError, convert_file, convert_model
 from onnxamp._base.public import no_collections
-from onnxamp._base.threads import Once
+from onnxamp._base.threads import Once, beside
 from onnxamp._runtime.building import Child
 
 THREADS = 8
@@ -175,3 +176,13 @@ def test_what_is_there_once_is_made_once() -> None:
 
     assert set(together(asked)) == {id(made)}
     assert len(made) == 1
+
+
+def test_what_runs_beside_returns_its_result_or_error_and_knows_the_context():
+    variable = ContextVar("variable", default=0)
+    variable.set(3)
+    assert beside(variable.get)() == 3
+    waits = beside(lambda: 1 / 0)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            waits()
