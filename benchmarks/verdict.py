@@ -8,7 +8,8 @@ that a busy machine does not matter. ``corpora.py`` converts many small models, 
 bounds of a large one take.
 
 Each row is written to ``results/verdict.json`` at once. The same command continues where it stopped; ``--seconds``
-starts no model after that time, ``--again`` measures models that have a row as well, and ``--times`` only their times.
+starts no model after that time, ``--again`` measures models that have a row as well, and ``--times`` only their times;
+``--before`` names a checkout of a commit without stress, with which wall times on all cores are compared.
 ``--page`` writes the tables of ``docs/explain/verdict.md`` from the results.
 """
 
@@ -55,6 +56,8 @@ GENERATED: Sequence[tuple[str, Callable[..., ModelProto], Mapping[str, int]]] = 
 INPUTS = 100
 STEPS = 4
 """The default of ``--stress``."""
+RUNS = 4
+"""Runs of which the least wall time counts."""
 CURE_SECONDS = 600
 """For a repair, so that a busy machine finds what an idle one does."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "ONNXAMP_THREADS": "1"}
@@ -126,6 +129,37 @@ def timed(path: Path, folder: Path) -> tuple[Facts, Facts]:
     _, before = converted(path, 0, folder / "unstressed.onnx")
     times = {"seconds": round(after, 2), "seconds without stress": round(before, 2), "timed at": engine_commit()}
     return found, times
+
+
+def beside(path: Path, folder: Path, before: Path) -> Facts:
+    """Return the wall times of the default command here and in another checkout: the least of several, in turns."""
+    rows: dict[str, Facts] = {"": {}, " before": {}}
+    for _ in range(RUNS):
+        for name, root in (("", ROOT), (" before", before)):
+            wall, found = _as_users_do(path, folder, root)
+            least = min(wall, rows[name].get("wall", wall))
+            rows[name] = {"wall": least, "samples": found["samples"], "repaired": bool(found["cure"])}
+    facts = {f"{key}{name}": value for name, row in rows.items() for key, value in row.items()}
+    return facts | {"before": _commit(before)}
+
+
+def _as_users_do(path: Path, folder: Path, root: Path) -> tuple[float, Facts]:
+    """Return the wall time of the default command of a checkout on all cores, and its validation."""
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    command = [sys.executable, "-m", "onnxamp", "convert", str(path), "-o", str(folder / "user.onnx")]
+    start = time.perf_counter()
+    done = subprocess.run(
+        [*command, "--format", "json"], capture_output=True, text=True, check=False, env=environment, cwd=folder
+    )
+    wall = round(time.perf_counter() - start, 2)
+    found: Facts = json.loads(done.stdout)
+    return wall, found["validation"]
+
+
+def _commit(root: Path) -> str:
+    """Return the commit of a checkout."""
+    command = ["git", "-C", str(root), "rev-parse", "--short=8", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def measured(name: str, path: Path, folder: Path, seconds: float) -> Facts:
@@ -216,6 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no model after so long")
     parser.add_argument("--again", action="store_true", help="also measure what has a row")
     parser.add_argument("--times", action="store_true", help="only measure the times of models that have a row again")
+    parser.add_argument("--before", type=Path, help="with --times: a checkout to compare wall times with")
     parser.add_argument("--samples-seconds", type=float, default=20.0, help="for the samples of a model")
     parser.add_argument("--cache", type=Path, default=CACHE, help="where models and environments are kept")
     parser.add_argument("--page", action="store_true", help="only sum up, and write the tables of the page")
@@ -254,7 +289,10 @@ def _measured(options: argparse.Namespace, results: Facts, folder: Path) -> Iter
     if options.times:
         for name, path in every:
             if name in rows and name.startswith(options.only):
-                _, times = timed(path(), folder)
+                file = path()
+                _, times = timed(file, folder)
+                if options.before is not None:
+                    times |= beside(file, folder, options.before)
                 yield "rows", rows[name] | times
         return
     for name, path in every:

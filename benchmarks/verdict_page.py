@@ -62,9 +62,9 @@ def _values(facts: Facts, rows: Sequence[Facts]) -> list[str]:
     text = (
         "Of the single models, the table shows the value with the least headroom. Time is the processor time of a"
         " validated conversion beside one without stress, each with one thread; that of all models is"
-        f" {facts['others, processor time']}."
+        f" {facts['others, processor time']}. {_beside(rows)}"
     )
-    titles = "model", "proven", "value", "random inputs", "hard inputs", "error", "error, hard", "time"
+    titles = "model", "proven", "value", "random inputs", "hard inputs", "error", "error, hard", "time", "wall"
     cells = list[Sequence[str]]()
     for row in rows:
         value = f"`{row['value']}`" if "value" in row else "none"
@@ -72,8 +72,28 @@ def _values(facts: Facts, rows: Sequence[Facts]) -> list[str]:
         sizes = [_short(row.get(name)) for name in ("largest, random", "largest, stressed")]
         errors = [_short(row[name]) for name in ("error, samples", "error, hard inputs")]
         took = f"{row['seconds'] / row['seconds without stress']:.2f}"
-        cells.append((row["model"], proven, value, *sizes, *errors, took))
+        wall = f"{row['wall'] / row['wall before']:.2f}{'' if _is_alike(row) else ' *'}"
+        cells.append((row["model"], proven, value, *sizes, *errors, took, wall))
     return [fill(text, WIDTH), "", *_table(titles, cells)]
+
+
+def _beside(rows: Sequence[Facts]) -> str:
+    """Return how wall times compare with those before there was stress."""
+    alike = [row for row in rows if _is_alike(row)]
+    before = sum(row["wall before"] for row in alike)
+    most = max(alike, key=lambda row: float(row["wall"] / row["wall before"]))
+    return (
+        "The last column is the wall time of the default command on all cores beside that of commit"
+        f" {rows[0]['before']}, the last without stress and without proofs:"
+        f" {sum(row['wall'] for row in alike) / before:.2f} for all of them together, and at most"
+        f" {most['wall'] / most['wall before']:.2f}, of `{most['model']}`. Models with a star are left out of this:"
+        " verdicts take more samples now where errors are close to their limits, and repairs are judged by these."
+    )
+
+
+def _is_alike(row: Facts) -> bool:
+    """Return whether a model was judged by as many samples before, with the same outcome."""
+    return all(row[key] == row[f"{key} before"] for key in ("samples", "repaired"))
 
 
 def _alarms(facts: Facts, rows: Sequence[Facts]) -> list[str]:
