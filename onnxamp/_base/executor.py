@@ -17,16 +17,10 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
-from uuid import uuid4
 
 Memory: TypeAlias = dict[str, Any]
 Work: TypeAlias = Callable[[Memory], Callable[[Any], Any]]
 """A function that returns the function to call with each item. It must be picklable, including what it refers to."""
-
-
-def new_key() -> str:
-    """Return a key under which processes remember something, and nothing else."""
-    return uuid4().hex  # `secrets` would load OpenSSL, which takes 8 ms
 
 
 class Crash(NamedTuple):

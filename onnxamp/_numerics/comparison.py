@@ -6,11 +6,12 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from math import inf
+from secrets import token_hex
 from time import monotonic
 from typing import Final, Literal, TypeAlias, get_args
 
 from onnxamp._base.errors import ArgumentError, RuntimeFailure
-from onnxamp._base.executor import Memory, new_key
+from onnxamp._base.executor import Memory
 from onnxamp._base.state import Facts, Part
 from onnxamp._facts.providers import emulated_arithmetic, sums_low
 from onnxamp._facts.targets import check_target
@@ -76,7 +77,7 @@ class Comparison:
     selected: frozenset[str]
     beyond: BeyondSamples | None = None
     is_hard: bool = False
-    _key: str = field(default_factory=new_key)
+    _key: str = field(default_factory=token_hex)
     """The key under which processes remember the reference."""
     _result: Session | None = None
     """The result that is compared, if it ran on other inputs."""
@@ -260,7 +261,7 @@ class Comparison:
             limits=limits,
             beyond=None,
             is_hard=excursion.is_hard,
-            _key=new_key(),
+            _key=token_hex(),
         )
         told = f"{activity} with {excursion.what}"
         return there.compare(result, layers=layers, activity=told, seconds=seconds)
@@ -299,7 +300,7 @@ class Comparison:
             run=replace(self.run, state=None),
             limits=Limits(tolerance=1.0),
             beyond=None,
-            _key=new_key(),
+            _key=token_hex(),
         )
         activity = "comparing with the original"
         quantized = anew.compare(self.reference.model, layers=False, activity=activity)

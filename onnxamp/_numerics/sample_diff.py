@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from secrets import token_hex
 from typing import Final
 
 from onnx import NodeProto
 
 from onnxamp._base.errors import ArgumentError, RuntimeFailure
-from onnxamp._base.executor import Memory, new_key
+from onnxamp._base.executor import Memory
 from onnxamp._base.records import record
 from onnxamp._facts.ops import attribute, op_facts, op_key
 from onnxamp._model.model import Model
@@ -364,7 +365,7 @@ class DiffProbe(Probe[SampleDiff]):
     """
 
     key: str
-    result_key: str = field(default_factory=new_key)
+    result_key: str = field(default_factory=token_hex)
     reference: SentModel
     result: SentModel
     engine: Engine

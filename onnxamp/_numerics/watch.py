@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -31,7 +32,7 @@ import numpy.typing as npt
 from onnx import TensorProto, numpy_helper
 
 from onnxamp._base.errors import RuntimeFailure
-from onnxamp._base.executor import Memory, new_key
+from onnxamp._base.executor import Memory
 from onnxamp._base.records import record
 from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS, FLOAT_ELEMS, LOW_ELEMS
 from onnxamp._facts.ops import op_facts, op_key
@@ -358,7 +359,7 @@ class CheckProbe(Probe[CheckedSample]):
     budget: int
     keep: frozenset[str]
     stops: Callable[[str], bool] | None = None
-    key: str = field(default_factory=new_key)
+    key: str = field(default_factory=token_hex)
 
     def watched(
         self, memory: Memory, feeds: Feeds, checked: CheckedSample

@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from math import inf, isfinite
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final
 
 from onnxamp._base.errors import RuntimeFailure
-from onnxamp._base.executor import Memory, new_key
+from onnxamp._base.executor import Memory
 from onnxamp._base.state import Facts, Part, as_data, fingerprint
 from onnxamp._gradients.passes import Sensitivities
 from onnxamp._graph.graph import Graph
@@ -193,7 +194,7 @@ def converted_error(
 def _token(model: Model) -> str:
     """Return the key of a model in the memory of workers."""
     del model
-    return new_key()
+    return token_hex()
 
 
 _REFERENCE: Final = "tuning reference"
