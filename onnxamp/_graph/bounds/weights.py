@@ -162,8 +162,8 @@ _SHIFT: Final = 13
 _SCALE: Final = np.float32(2.0**112)
 """The ratio of numbers whose exponents have the same bits: exponents are stored as e + 15 and e + 127."""
 
-_SIGN_AND_REST: Final = np.int32(0x8FFFFFFF - (1 << 32))
-"""Without the bits into which the sign is copied where a number of 16 bits becomes one of 32."""
+_KEPT: Final = np.int32(0x8FFFFFFF - (1 << 32))
+"""All bits but those into which the sign is copied where an integer of 16 bits becomes one of 32."""
 
 
 def _wide(block: NDArray[Any]) -> NDArray[np.float32]:
@@ -173,7 +173,7 @@ def _wide(block: NDArray[Any]) -> NDArray[np.float32]:
         return block.astype(np.float32, copy=False)
     bits = np.ascontiguousarray(block).view(np.int16).astype(np.int32)
     np.left_shift(bits, _SHIFT, out=bits)
-    np.bitwise_and(bits, _SIGN_AND_REST, out=bits)
+    np.bitwise_and(bits, _KEPT, out=bits)
     wide = bits.view(np.float32)
     return np.multiply(wide, _SCALE, out=wide)
 

@@ -51,8 +51,8 @@ def inner_choices(
         return
     chosen = [name for name, origin in flat.origins.items() if origin in labels]
     flats = (
-        _opened(one, _leading_to(flat.model, chosen)),
-        _opened(other, _leading_to(twin.model, chosen)),
+        _opened(one, _computing(flat.model, chosen)),
+        _opened(other, _computing(twin.model, chosen)),
     )
     try:
         flows = [session.prepare(feeds).flow for session in flats]
@@ -91,7 +91,7 @@ def _is_integer(graph: Graph, value: int) -> bool:
     return maker is not None and not may_be_float(graph.types[maker.input(0)])
 
 
-def _leading_to(model: Model, names: Iterable[str]) -> Model:
+def _computing(model: Model, names: Iterable[str]) -> Model:
     """Return the part of a model that computes some values, as far as it has them."""
     graph = model.ask(graph_of)
     within = graph.scopes[0].names
