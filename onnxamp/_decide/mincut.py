@@ -248,7 +248,7 @@ def _distinct(numbers: "NDArray[Any]") -> "tuple[NDArray[Any], NDArray[Any]]":
 
     ``numpy.unique`` would load masked arrays, which takes longer than all cuts of a small model.
     """
-    order = np.argsort(numbers, kind="stable")
+    order = np.argsort(numbers)
     ranked = numbers[order]
     is_first = np.ones(len(ranked), bool)
     is_first[1:] = ranked[1:] != ranked[:-1]
