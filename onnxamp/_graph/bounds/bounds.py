@@ -151,7 +151,7 @@ class Bounds:
         elif array.size <= _MIDDLING:
             known = _bound_of_many(array)
         else:
-            known = between(*range_of(array)).sized(size)
+            known = between(*graph.ask(range_over, value)).sized(size)
         return self._entering(value, known)
 
     def _number(self, array: NDArray[Any]) -> Bound:

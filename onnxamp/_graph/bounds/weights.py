@@ -12,7 +12,7 @@ from onnxamp._facts.dtypes import FLOAT_TENSORS, FORMATS
 from onnxamp._facts.ops import attribute, attribute_of, op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
-from onnxamp._model.weights import read_array
+from onnxamp._model.weights import raised, read_array
 
 READABLE: Final = frozenset(
     {
@@ -156,26 +156,12 @@ def _range_by_bits(flat: NDArray[Any]) -> tuple[float, float]:
     return float(ends[0]), float(ends[1])
 
 
-_SHIFT: Final = 13
-"""Bits that the fraction of a float32 number has more than that of a float16 one."""
-
-_SCALE: Final = np.float32(2.0**112)
-"""The ratio of numbers whose exponents have the same bits: exponents are stored as e + 15 and e + 127."""
-
-_KEPT: Final = np.int32(0x8FFFFFFF - (1 << 32))
-"""All bits but those into which the sign is copied where an integer of 16 bits becomes one of 32."""
-
-
 def _wide(block: NDArray[Any]) -> NDArray[np.float32]:
-    """Return numbers in float32. NumPy converts float16 one by one, and moves all bits in a fifth of the time."""
-    low, high = range_of(block) if block.dtype == np.float16 else (-inf, inf)
-    if not -inf < low <= high < inf:
+    """Return numbers in float32."""
+    if block.dtype not in _BY_BITS:
         return block.astype(np.float32, copy=False)
-    bits = np.ascontiguousarray(block).view(np.int16).astype(np.int32)
-    np.left_shift(bits, _SHIFT, out=bits)
-    np.bitwise_and(bits, _KEPT, out=bits)
-    wide = bits.view(np.float32)
-    return np.multiply(wide, _SCALE, out=wide)
+    # NumPy converts them one by one.
+    return raised(block, helper.np_dtype_to_tensor_dtype(block.dtype))
 
 
 def range_over(graph: Graph, value: int) -> tuple[float, float]:
