@@ -16,7 +16,7 @@ from onnxamp._model.model import Model
 from onnxamp._numerics.unseen.body_ranges import with_body_ranges
 from onnxamp._runtime.sessions.session import make_session, run
 from onnxamp._runtime.sessions.shell import take_weights
-from onnxamp._runtime.sessions.values import Feeds
+from onnxamp._runtime.sessions.values import Feed, Feeds
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -35,11 +35,13 @@ class Watched(NamedTuple):
 
     Attributes:
         session: the model.
+        weights: its large weights, which it reads as inputs.
         outputs: by name of a value of the main graph: the outputs with these elements.
         inner: by name of a value in a body: the output with its largest magnitude over all turns.
     """
 
     session: "ort.InferenceSession"
+    weights: Feeds
     outputs: Mapping[str, tuple[str, str]]
     inner: Mapping[str, str]
 
@@ -75,8 +77,8 @@ class Watched(NamedTuple):
         }
         made.graph.output.extend(ValueInfoProto(name=name) for name in inner.values())
         shell = take_weights(made, model.folder, keep=0)
-        session = make_session(shell, lean=True, optimize=False)
-        return cls(session, outputs, inner)
+        session = make_session(shell.fed(), lean=True, optimize=False)
+        return cls(session, shell.arrays(), outputs, inner)
 
     def largest(self, given: Sequence[Feeds]) -> dict[str, list[Seen]]:
         """Return what inputs show of each value: its largest elements of either sign.
@@ -89,7 +91,7 @@ class Watched(NamedTuple):
         every = [end for ends in self.outputs.values() for end in ends]
         every += self.inner.values()
         for number, feeds in enumerate(given):
-            results = run(self.session, feeds, every)
+            results = run(self.session, {**feeds, **self.weights}, every)
             for name, (most, least) in self.outputs.items():
                 found[name].append(Seen(results[most].item(), number, 1.0))
                 found[name].append(Seen(-results[least].item(), number, -1.0))
@@ -104,6 +106,7 @@ class Climb(NamedTuple):
 
     Attributes:
         session: the model.
+        weights: its large weights, which it reads as inputs.
         factor: the input that is 1 for the largest element, and -1 for the least one.
         largest: the output with that element.
         slopes: by name of the input: the output with its gradient.
@@ -111,6 +114,7 @@ class Climb(NamedTuple):
     """
 
     session: "ort.InferenceSession"
+    weights: Feeds
     factor: str
     largest: str
     slopes: Mapping[str, str]
@@ -138,8 +142,9 @@ class Climb(NamedTuple):
         return cls(
             # It runs a few times only, which takes less time than optimizing it.
             session=make_session(
-                shell._replace(model=gradients.model), lean=True, optimize=False
+                shell._replace(model=gradients.model).fed(), lean=True, optimize=False
             ),
+            weights=shell.arrays(),
             factor=factor,
             largest=largest,
             slopes=gradients.outputs,
@@ -156,14 +161,14 @@ class Climb(NamedTuple):
     def stepped(self, start: Feeds, sign: float) -> Feeds:
         """Return the inputs that one step reaches, whatever the value is there."""
         outputs = list(self.slopes.values())
-        results = run(self.session, {**start, **self._signed(sign)}, outputs)
+        results = run(self.session, {**start, **self._fed(sign)}, outputs)
         slopes = {name: results[output] for name, output in self.slopes.items()}
         return self._moved(start, slopes, 1.0)
 
     def climbed(self, start: Feeds, sign: float, steps: int) -> tuple[Feeds, float]:
         """Return the inputs that so many steps reach, and the magnitude of the value there."""
         outputs = [self.largest, *self.slopes.values()]
-        turned = self._signed(sign)
+        turned = self._fed(sign)
         best, largest = start, -inf
         inputs, length = start, 1.0
         slopes = dict[str, NDArray[Any]]()
@@ -180,15 +185,15 @@ class Climb(NamedTuple):
             inputs = self._moved(best, slopes, length)
         return best, largest
 
-    def _signed(self, sign: float) -> dict[str, NDArray[np.float32]]:
-        """Return the input that makes gradients those of the element that is largest with a sign."""
-        return {self.factor: np.array(sign, np.float32)}
+    def _fed(self, sign: float) -> dict[str, Feed]:
+        """Return what is fed beside a sample: weights, and the sign of which elements are to become large."""
+        return {**self.weights, self.factor: np.array(sign, np.float32)}
 
     def toward_zero(self, start: Feeds, steps: int) -> Feeds:
         """Return the inputs that so many steps of Newton's method reach toward the zero of a value that is negative;
         the given ones if no step leads nearer.
         """
-        turned = self._signed(1.0)
+        turned = self._fed(1.0)
         outputs = [self.largest, *self.slopes.values()]
         best, largest = start, -inf
         inputs = start

@@ -197,8 +197,8 @@ def _runs_of(
     proto = editor.finish()
     proto.graph.output.extend(declared)
     shell = take_weights(proto, model.folder, keep=0)
-    session = make_session(shell, lean=True, optimize=False)
-    results = run(session, feeds, list(outputs.values()))
+    session = make_session(shell.fed(), lean=True, optimize=False)
+    results = run(session, {**feeds, **shell.arrays()}, list(outputs.values()))
     found = dict[int, tuple[int, int]]()
     for node in owners:
         result = results[outputs[node.index]]

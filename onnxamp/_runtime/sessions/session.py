@@ -34,7 +34,6 @@ from onnxamp._runtime.sessions.plugins import (
     plugins,
     split_hint,
 )
-from onnxamp._runtime.sessions.shell import Shell
 from onnxamp._runtime.sessions.starting import (
     ModelFile,
     failed,
@@ -193,7 +192,7 @@ time quadratic in values: 3 seconds for 25,000 nodes, 20 for 50,000."""
 
 
 def make_session(
-    model: ModelFile | Shell,
+    model: ModelFile,
     provider: Provider = "cpu",
     *,
     optimize: bool = True,
@@ -211,8 +210,7 @@ def make_session(
 
     Args:
         model: a proto with its weights, the path of a file, or a model that was read. Protos over 2 GB, and those
-            whose weights were left in the file, go through a temporary folder. The session shares the memory of a
-            shell's weights.
+            whose weights were left in the file, go through a temporary folder.
         provider: "cuda", "cpu", or a plugin provider.
         optimize: run all graph optimizations of ONNX Runtime, or none.
         lean: keep no memory for later runs, and no copies of weights in a kernel's layout.
@@ -247,10 +245,6 @@ def make_session(
         options.add_session_config_entry(
             "session.record_ep_graph_assignment_info", "1"
         )
-    arrays = model.arrays() if isinstance(model, Shell) else {}
-    lent = {name: to_value(array) for name, array in arrays.items()}
-    if lent:
-        options.add_external_initializers([*lent], [*lent.values()])
     name = _name_of(model)
     wanted = _CUDA
     providers: ProviderOptions | None = provider_options(
@@ -273,15 +267,11 @@ def make_session(
         raise RuntimeFailure(
             f"ONNX Runtime loaded {name} on the CPU, although {provider} was requested."
         )
-    if lent:
-        session.lent = lent  # ONNX Runtime reads these arrays, and does not keep them
     return session
 
 
-def _name_of(model: ModelFile | Shell) -> str:
+def _name_of(model: ModelFile) -> str:
     """Return what messages call a model."""
-    if isinstance(model, Shell):
-        model = model.model
     if isinstance(model, Model):
         model = model.proto if model.path is None else model.path
     if isinstance(model, ModelProto):

@@ -1,4 +1,4 @@
-"""Models without the data of their large weights, which are fed to sessions, or lent to them, instead."""
+"""Models without the data of their large weights, which are fed instead."""
 
 from collections.abc import Mapping
 from os import PathLike
@@ -6,13 +6,19 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy.typing as npt
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto, TensorProto, helper
 
 from onnxamp._base.paths import as_path
 from onnxamp._facts.dtypes import FLOAT_ELEMS, LOW_ELEMS
 from onnxamp._facts.ops import attribute, op_key
 from onnxamp._model import weights
-from onnxamp._model.protos import copied, copy_without, stored_bytes, tensors_of
+from onnxamp._model.protos import (
+    copied,
+    copy_without,
+    drop_named,
+    stored_bytes,
+    tensors_of,
+)
 from onnxamp._model.sources import external_tensor
 from onnxamp._model.weights import embed, read_array
 
@@ -48,17 +54,21 @@ class Shell(NamedTuple):
         return array
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return all weights in the types of the model, which may declare as float32 what is stored in low precision.
+        """Return all weights as they are stored; errors as :meth:`array`."""
+        return {name: self.array(name, raised=False) for name in self.weights}
 
-        Errors as :meth:`array`.
-        """
-        return {
-            tensor.name: self.array(
-                tensor.name, raised=tensor.data_type == TensorProto.FLOAT
-            )
-            for tensor in self.model.graph.initializer
-            if tensor.name in self.weights
-        }
+    def fed(self) -> ModelProto:
+        """Return the model with its weights as inputs, which sessions do not copy."""
+        model = copied(self.model)
+        given = {entry.name for entry in model.graph.input}
+        for tensor in self.model.graph.initializer:
+            if tensor.name in self.weights and tensor.name not in given:
+                entry = helper.make_tensor_value_info(
+                    tensor.name, tensor.data_type, tensor.dims
+                )
+                model.graph.input.append(entry)
+        drop_named(model.graph.initializer, self.weights)
+        return model
 
     def elsewhere(self) -> ModelProto:
         """Return the model with its weights declared to be in a file that there is not."""

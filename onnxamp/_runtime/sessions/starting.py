@@ -37,7 +37,6 @@ from onnxamp._model.protos import (
 )
 from onnxamp._model.sources import confirm_sources, external_tensor
 from onnxamp._model.weights import embed
-from onnxamp._runtime.sessions.shell import Shell
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -320,20 +319,16 @@ def disabled_sentence(optimizers: Sequence[str], does: str) -> str:
 
 
 @contextmanager
-def source_of(model: ModelFile | Shell) -> Iterator[tuple[bytes | str, ModelProto]]:
+def source_of(model: ModelFile) -> Iterator[tuple[bytes | str, ModelProto]]:
     """Yield a model in the form that ONNX Runtime loads: bytes, or the path of a file that exists within the block.
 
     The second item is the proto; the data of its weights may be missing. A model that was read is loaded from its file
-    as it is, without reading it again. That of a shell takes its weights from the options of the session.
+    as it is, without reading it again.
 
     Raises:
         ModelError: the model is not well formed, or its external data are not where they may be.
         SourceChangedError: ONNX Runtime may have read other files than onnxamp.
     """
-    if isinstance(model, Shell):
-        hollow = model.elsewhere()
-        yield hollow.SerializeToString(), hollow
-        return
     given = model if isinstance(model, ModelProto) else _loaded_whole(model)
     if isinstance(given, Model):
         # ONNX Runtime itself reads the data files.
