@@ -140,7 +140,7 @@ def beside(path: Path, folder: Path, before: Path) -> Facts:
             least = min(wall, rows[name].get("wall", wall))
             rows[name] = {"wall": least, "samples": found["samples"], "repaired": bool(found["cure"])}
     facts = {f"{key}{name}": value for name, row in rows.items() for key, value in row.items()}
-    return facts | {"before": _commit(before)}
+    return facts | {"before": _commit(before), "bytes": path.stat().st_size}
 
 
 def _as_users_do(path: Path, folder: Path, root: Path) -> tuple[float, Facts]:
