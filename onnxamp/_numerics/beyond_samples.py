@@ -21,7 +21,7 @@ from onnxamp._runtime.engines import Session
 from onnxamp._runtime.inputs.samples import Samples, held_samples
 from onnxamp._runtime.piecewise.choices import Branch
 
-Compared: TypeAlias = Callable[[Excursion], DiffReport]
+Compares: TypeAlias = Callable[[Excursion], DiffReport]
 """Compares a result on further inputs."""
 
 _OFF: Final = "an input made to be hard for precision"
@@ -71,7 +71,7 @@ class BeyondSamples:
         return "float32" if self.stress is None else self.stress.low.name
 
     def extended(
-        self, report: DiffReport, passed: Passed, compared: Compared, shallow: Compared
+        self, report: DiffReport, passed: Passed, compared: Compares, shallow: Compares
     ) -> DiffReport:
         """Return the report of a result that passes, with all further comparisons.
 
@@ -90,7 +90,7 @@ class BeyondSamples:
         return report
 
     def _elsewhere(
-        self, report: DiffReport, passed: Passed, compared: Compared
+        self, report: DiffReport, passed: Passed, compared: Compares
     ) -> DiffReport:
         """Return a report with the comparisons on other branches and sizes."""
         if self._beyond is None:
@@ -113,7 +113,7 @@ class BeyondSamples:
         report: DiffReport,
         stress: Stress,
         passed: Passed,
-        compared: Compared,
+        compared: Compares,
     ) -> DiffReport:
         """Return a report that passes with what is proven of the result, and comparisons on inputs that are hard."""
         found = stress.of(self.reference.model, passed.model, passed.samples)
@@ -139,7 +139,7 @@ class BeyondSamples:
         report: DiffReport,
         stress: Stress,
         passed: Passed,
-        compared: Compared,
+        compared: Compares,
     ) -> DiffReport:
         """Return a report with the largest error that a search finds, and the comparison there if it is too large."""
         reference = self.reference.model
@@ -173,7 +173,7 @@ class BeyondSamples:
         report: DiffReport,
         stress: Stress,
         passed: Passed,
-        compared: Compared,
+        compared: Compares,
     ) -> DiffReport:
         """Return a report with the choices near a tie. They are counted, and what they do to outputs is not judged."""
         names = [calls.node for calls in report.choices]

@@ -176,17 +176,7 @@ class Comparison:
             REFERENCE: (probe.key, self.reference),
             RESULT: (probe.result_key, other),
         }
-        known = MeasuredSamples(SampleDiff)
-        while True:
-            part = self._part(other)
-            found = self._compared(probe, activity, part, memory, known=known)
-            report = self._judged(*found)
-            if self._allow_for_integers(report):
-                report = self._judged(*found)
-            more = further(self.run.samples, closeness(report, self.limits))
-            if more is None:
-                break
-            self.run = replace(self.run, inputs=more)
+        part, report, tally = self._measured(probe, other, activity, memory)
         if layers is None and not report.passed and report.outputs:
             until = monotonic() + seconds
             thorough = replace(probe, layers=True, generates=0, choices=False)
@@ -197,7 +187,6 @@ class Comparison:
         report = replace(
             report, inputs=self.run.samples.summary, samples=self.run.samples.taken
         )
-        tally = found[1]
         if self.beyond is None or not report.passed or tally is None:
             return report
         there = replace(self, _result=other)
@@ -213,6 +202,32 @@ class Comparison:
             taken=tally.taken,
         )
         return self.beyond.extended(report, passed, deeper, shallow)
+
+    def _measured(
+        self, probe: DiffProbe, other: Session, activity: str, memory: Memory
+    ) -> tuple[Part | None, DiffReport, Tally | None]:
+        """Measure a result on the samples, and on further random ones where the verdict is close.
+
+        Args:
+            probe: the measurement.
+            other: the result.
+            activity: a description for progress reports.
+            memory: both models.
+
+        Returns:
+            Where measurements are stored, the report, and the measurements; None if nothing was compared.
+        """
+        known = MeasuredSamples(SampleDiff)
+        while True:
+            part = self._part(other)
+            found = self._compared(probe, activity, part, memory, known=known)
+            report = self._judged(*found)
+            if self._allow_for_integers(report):
+                report = self._judged(*found)
+            more = further(self.run.samples, closeness(report, self.limits))
+            if more is None:
+                return part, report, found[1]
+            self.run = replace(self.run, inputs=more)
 
     def _probe(self, result: Model, *, layers: bool) -> DiffProbe:
         """Return what measures a result on a sample."""

@@ -52,22 +52,22 @@ def parts_of(
     if any((kind or "").startswith("optional") for kind in flow.types.values()):
         yield from filter(None, [tuple(nodes)])
         return
-    held = _Held(flow, nodes, wanted)
+    memory = _SessionMemory(flow, nodes, wanted)
     part: list[int] = []
     for node in nodes:
-        cost = held.cost_of(node)
-        if len(part) == _NODES or (part and held.size + cost > budget):
+        cost = memory.cost_of(node)
+        if len(part) == _NODES or (part and memory.size + cost > budget):
             yield tuple(part)
             part = []
-            held.begin()
-            cost = held.cost_of(node)
+            memory.begin()
+            cost = memory.cost_of(node)
         part.append(node)
-        held.add(node, cost)
+        memory.add(node, cost)
     if part:
         yield tuple(part)
 
 
-class _Held:
+class _SessionMemory:
     """The bytes that a session of some nodes holds: large weights, and values of its nodes that are still needed.
 
     Attributes:

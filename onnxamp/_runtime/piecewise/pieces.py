@@ -69,7 +69,7 @@ class Piece(NamedTuple):
         return same and set(self.wanted).issuperset(other.wanted)
 
 
-class _Loaded(NamedTuple):
+class _LoadedPiece(NamedTuple):
     """A piece that is ready to run.
 
     Attributes:
@@ -216,7 +216,7 @@ class Executor:
     provider: Provider
     rewrite: Callable[[ModelProto], ModelProto] | None = None
     joined: str = ""
-    _sessions: "dict[Piece, _Loaded]" = field(default_factory=dict)
+    _sessions: "dict[Piece, _LoadedPiece]" = field(default_factory=dict)
     _weights: "dict[str, ort.OrtValue]" = field(default_factory=dict)
 
     def run(
@@ -244,7 +244,7 @@ class Executor:
         }
         return run_values(session, feeds, piece.wanted)
 
-    def _loaded(self, piece: Piece) -> "_Loaded | None":
+    def _loaded(self, piece: Piece) -> "_LoadedPiece | None":
         """Return what was loaded for a piece, or for one that returns more; None if nothing was."""
         if piece in self._sessions:
             return self._sessions[piece]
@@ -257,7 +257,9 @@ class Executor:
         if self.flow.large:
             self._sessions.clear()
 
-    def _load(self, piece: Piece, values: "Mapping[str, ort.OrtValue]") -> "_Loaded":
+    def _load(
+        self, piece: Piece, values: "Mapping[str, ort.OrtValue]"
+    ) -> "_LoadedPiece":
         """Return a piece, ready to run."""
         names = piece_inputs(self.flow, piece)
         known = _known(self.flow, piece, names, values)
@@ -277,7 +279,7 @@ class Executor:
             lean=self.flow.large,
         )
         entries = (entry.name for entry in model.graph.input)
-        return _Loaded(session, list(zip(names, entries, strict=True)))
+        return _LoadedPiece(session, list(zip(names, entries, strict=True)))
 
     def _kind(
         self, piece: Piece, name: str, values: "Mapping[str, ort.OrtValue]"
@@ -456,7 +458,7 @@ def run_together(
     If a piece does not run, although all of them do together, onnxamp cut the graph where it must not be cut.
     """
     flow = executor.flow
-    nodes, parts, is_kept = flow.ask(_way_to, tuple(wanted), budget)
+    nodes, parts, is_kept = flow.ask(_route_to, tuple(wanted), budget)
 
     def run(parts: Sequence[Sequence[int]]) -> list[Execution]:
         """Run parts of the graph one after the other, each on as many samples as fit."""
@@ -490,7 +492,7 @@ def run_together(
         return executions
 
 
-class _Way(NamedTuple):
+class _Route(NamedTuple):
     """How values are computed.
 
     Attributes:
@@ -504,8 +506,8 @@ class _Way(NamedTuple):
     is_kept: bool
 
 
-def _way_to(flow: DataflowGraph, wanted: tuple[str, ...], budget: int) -> _Way:
+def _route_to(flow: DataflowGraph, wanted: tuple[str, ...], budget: int) -> _Route:
     """Return how values are computed within a budget of memory."""
     nodes = tuple(ancestors(flow, wanted, set()))
     parts = tuple(parts_of(flow, nodes, budget, wanted))
-    return _Way(nodes, parts, weights_read(flow, nodes) <= budget)
+    return _Route(nodes, parts, weights_read(flow, nodes) <= budget)
