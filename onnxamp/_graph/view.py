@@ -504,6 +504,20 @@ class Wiring(NamedTuple):
     """Node of any scope -> the main-graph node that contains it, or the node itself."""
 
 
+def leading_to(view: View, values: Iterable[int]) -> tuple[list[Node], set[int]]:
+    """Return the nodes that some values depend on, in order, and the values with all that these nodes read.
+
+    Complexity: linear in nodes.
+    """
+    needed = set(values)
+    nodes = list[Node]()
+    for node in reversed(view.order):
+        if not needed.isdisjoint(node.writes):
+            needed.update(node.reads)
+            nodes.append(node)
+    return nodes[::-1], needed
+
+
 def wire(view: View) -> Wiring:
     """Return the wiring of the main graph. Complexity: linear in nodes and reads of all scopes."""
     containers = [ABSENT] * len(view.scopes)

@@ -40,15 +40,12 @@ from onnxamp._runtime.building import (
 )
 from onnxamp._runtime.engines import Session
 from onnxamp._runtime.inputs.samples import Samples
-from onnxamp._runtime.piecewise.memory import free_bytes
+from onnxamp._runtime.piecewise.memory import LOADING, free_bytes
 from onnxamp._runtime.requested import requested_samples
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.sessions.session import Provider, make_session, run
 from onnxamp._runtime.sessions.values import check_inputs, shapes_of
 from onnxamp._tuning.cure_check import as_float16
-
-_SESSION: Final = 4
-"""Bytes that a session may hold while it starts, for each byte of the weights."""
 
 _MARGIN: Final = 0.2
 """Share of the default limits that is reserved for unseen inputs, if errors are random."""
@@ -228,7 +225,7 @@ class Validator:
         """Return whether a result is compared without a session of it in this process, which may end the process, and
         there is memory enough to load it in another one meanwhile.
         """
-        fits = _SESSION * result.stock.size <= free_bytes() // 2
+        fits = LOADING * result.stock.size <= free_bytes() // 2
         return fits and self.comparison.engine.emulates
 
     def _load(self, job: Job, result: Model, opened: Loaded) -> tuple[Loaded, str]:

@@ -22,7 +22,7 @@ from onnxamp._runtime import BUDGET
 from onnxamp._runtime.piecewise.branches import settled_flow
 from onnxamp._runtime.piecewise.flow import DataflowGraph
 from onnxamp._runtime.piecewise.joined import joined_parts
-from onnxamp._runtime.piecewise.memory import free_bytes
+from onnxamp._runtime.piecewise.memory import LOADING, free_bytes
 from onnxamp._runtime.piecewise.parts import peak_of
 from onnxamp._runtime.piecewise.pieces import Executor, run_together
 from onnxamp._runtime.sessions.plugins import device_name, engine_called
@@ -45,8 +45,6 @@ _MOST_NODES: Final = 8192
 """Nodes up to which a reference runs as it was given: ONNX Runtime loads in time that grows much faster than their
 number.
 """
-_SHARE: Final = 4
-"""Free memory per byte of weights and values of a model that has to run as it was given: loading copies them."""
 
 Outputs: TypeAlias = Mapping[str, Any]
 """Arrays by output; lists for sequences, dicts for maps, None for empty optionals."""
@@ -374,7 +372,7 @@ class Session:
             return False
         nodes = range(len(flow.nodes))
         is_other = bool(self.model.repairs or self.model.proto.functions)
-        room = max(self.budget, free_bytes() // _SHARE if is_other else 0)
+        room = max(self.budget, free_bytes() // LOADING if is_other else 0)
         size = self.model.stock.size + peak_of(
             flow, [[node] for node in nodes], flow.outputs
         )

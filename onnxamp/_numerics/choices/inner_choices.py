@@ -7,12 +7,13 @@ models. A choice of a body then is one of the main graph in each turn.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from onnx import NodeProto, ValueInfoProto
+from onnx import ValueInfoProto
 
 from onnxamp._base.errors import OnnxAmpError
 from onnxamp._facts.dtypes import may_be_float
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph, graph_of
+from onnxamp._graph.view import leading_to
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copy_without
 from onnxamp._numerics.choices.close_calls import (
@@ -96,14 +97,9 @@ def _computing(model: Model, names: Iterable[str]) -> Model:
     graph = model.ask(graph_of)
     within = graph.scopes[0].names
     targets = [name for name in names if name in within]
-    needed = {within[name] for name in targets}
-    nodes = list[NodeProto]()
-    for node in reversed(graph.order):
-        if not needed.isdisjoint(node.writes):
-            needed.update(node.reads)
-            nodes.append(node.proto)
+    nodes, _ = leading_to(graph, (within[name] for name in targets))
     part = copy_without(model.proto, "node", "output")
-    part.graph.node.extend(reversed(nodes))
+    part.graph.node.extend(node.proto for node in nodes)
     part.graph.output.extend(ValueInfoProto(name=name) for name in targets)
     return Model(part, model.folder)
 

@@ -119,7 +119,7 @@ class Ascent:
         self,
         climb: Climb,
         given: Sequence[Feeds],
-        seen: Mapping[float, "Seen"],
+        seen: Mapping[float, Seen],
         effort: Effort,
         most: float,
     ) -> list[tuple[Feeds, float]]:
@@ -194,10 +194,10 @@ class Ascent:
             ]
         return found
 
-    def _fitting(self, seen: Sequence["Seen"]) -> dict[float, "Seen"]:
+    def _fitting(self, seen: Sequence[Seen]) -> dict[float, Seen]:
         """Return by sign where a value is largest on the samples, as far as it fits low precision.
 
-        What is out of range on the samples is a mask that was saturated, or has been judged.
+        A value out of range on the samples is a mask that the result saturates, or was judged before.
         """
         found = dict[float, Seen]()
         for now in seen:
@@ -221,7 +221,7 @@ def moved_values(
     scope = graph.scopes[0]
     given = {scope.names[name] for name in inputs if name in scope.names}
     moved = set(given)
-    needs = wire(graph).needs
+    needs = graph.ask(wire).needs
     for node in graph.order:
         if node.scope or moved.isdisjoint(needs[node.index]):
             continue

@@ -1,6 +1,6 @@
 """Steps of gradient ascent within the ranges of inputs, toward the largest element of a value."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,6 +12,7 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 from onnxamp._facts.dtypes import Range
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph, graph_of
+from onnxamp._graph.view import leading_to
 from onnxamp._model.model import Model
 from onnxamp._numerics.unseen.body_ranges import with_body_ranges
 from onnxamp._runtime.sessions.session import make_session, run
@@ -135,7 +136,10 @@ class Climb(NamedTuple):
         watched, largest, factor = _with_largest(model, name)
         # No rule looks at a large weight.
         shell = take_weights(watched.proto, watched.folder, keep=0)
-        wanted = _leading_to(model, name, ranges)
+        graph = model.ask(graph_of)
+        names = graph.scopes[0].names
+        _, needed = leading_to(graph, [names[name]])
+        wanted = [one for one in ranges if names[one] in needed]
         from onnxamp._gradients.walk import differentiate  # noqa: PLC0415 - its rules take a tenth of a second to load
 
         gradients = differentiate(shell.model, largest, wanted)
@@ -258,14 +262,3 @@ def _number(name: str) -> ValueInfoProto:
 
 def _fresh(editor: GraphEditor, name: str, what: str) -> str:
     return editor.names.fresh(f"{name}/{what}")
-
-
-def _leading_to(model: Model, name: str, inputs: Iterable[str]) -> list[str]:
-    """Return those of the inputs that a value depends on."""
-    graph = model.ask(graph_of)
-    scope = graph.scopes[0]
-    needed = {scope.names[name]}
-    for node in reversed(graph.order):
-        if not needed.isdisjoint(node.writes):
-            needed.update(node.reads)
-    return [name for name in inputs if scope.names[name] in needed]

@@ -326,7 +326,7 @@ def _takes_same(executor: Executor, feeds: Feeds) -> bool:
         return False
     try:
         execution = run_alone(executor, feeds, computed) if computed else None
-    except RuntimeFailure:  # perhaps the branches do not suit it
+    except RuntimeFailure:  # it may be made for other branches
         return False
     return execution is None or all(
         _holds(execution, name) is known[name] for name in computed

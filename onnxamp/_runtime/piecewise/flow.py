@@ -158,18 +158,7 @@ def flow_of(
     graph = with_defined_windows(own)
     inferred = graph.shapes_of(shapes or {})
     if emulated and lowest != "float32":
-        rounding = emulate_graph(
-            graph, hollow=shell.weights, arithmetic=arithmetic, shapes=inferred
-        )
-        before = graph
-        graph = Graph.of(rounding)
-        # Casts are all that is added, but for those sums.
-        adds_casts = arithmetic is None
-        inferred = (
-            carried_shapes(graph, before, inferred)
-            if adds_casts
-            else graph.shapes_of(shapes or {})
-        )
+        graph, inferred = _rounded(shell, graph, inferred, arithmetic, shapes or {})
     written = graph.model
     # A sample may replace the default of an input, so that defaults are fed as weights are, whatever their size.
     defaults = frozenset(value.name for value in graph.overridable())
@@ -207,6 +196,31 @@ def flow_of(
         exponents=stored_exponents(written),
         is_altered=written is not shell.model,
     )
+
+
+def _rounded(
+    shell: Shell,
+    graph: Graph,
+    known: Sequence[Shape | None],
+    arithmetic: Profile | None,
+    given: Mapping[str, Sequence[int]],
+) -> tuple[Graph, Sequence[Shape | None]]:
+    """Return the graph with explicit rounding, and the shapes of its values.
+
+    Args:
+        shell: the model.
+        graph: its graph.
+        known: the shapes of its values.
+        arithmetic: the target whose float16 sums are emulated; None for float32 sums.
+        given: the shapes of inputs.
+    """
+    rounding = emulate_graph(
+        graph, hollow=shell.weights, arithmetic=arithmetic, shapes=known
+    )
+    rounded = Graph.of(rounding)
+    if arithmetic is None:  # Casts are all that is added
+        return rounded, carried_shapes(rounded, graph, known)
+    return rounded, rounded.shapes_of(given)
 
 
 def _low_types(graph: Graph) -> dict[str, int]:

@@ -13,6 +13,9 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import DEFAULT_ELEMENTS, Shape, elements
 from onnxamp._model.protos import bytes_of
 
+LOADING: Final = 4
+"""Bytes that a session may hold while it starts for each byte of the weights, which loading copies."""
+
 _UNKNOWN: Final = 4 << 30
 """Bytes that are assumed to be free if the system does not say."""
 # The first pair is that of version 2 of control groups, the second that of version 1.
