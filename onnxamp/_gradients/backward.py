@@ -4,6 +4,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+import numpy as np
 from onnx import ModelProto, TensorProto
 
 from onnxamp._facts.dtypes import FLOAT, FLOAT16, Format
@@ -20,6 +21,10 @@ from onnxamp._runtime.piecewise.flow import DataflowGraph
 
 SUMMED: Final = "\n"
 """In place of a reader's name, the cost of summing the value up as the target does."""
+
+
+_LARGEST: Final = float(np.finfo(np.float32).max)
+"""The largest number of a gradient."""
 
 
 class Backward(NamedTuple):
@@ -141,12 +146,15 @@ class WrittenPiece:
         """Write the cost of rounding a value, with and without the error of the target's accumulator."""
         outer = self.turns.get(name, name)
         error = self._error(exact, exact)
-        if self._may_mask(name, value):
+        is_weight = name not in self.flow.maker and name not in self.flow.inputs
+        is_factor = is_weight and self._is_factor(value)
+        # A weight may hold sentinels, unless it is a factor; of other values, ``partial`` has those that do.
+        if is_weight and not is_factor:
             # A conversion saturates them, which the nodes that they mask do not show.
             error = (exact.op("Abs") < SENTINEL).where(error, 0.0)
-        self._note((outer, ""), gradient, error)
+        self._note((outer, ""), gradient, error, is_factor=is_factor)
         if name in self.shared:
-            self._share(name, value, error)
+            self._share(name, value, error, is_factor=is_factor)
         node = self.graph.producer(value)
         if self.accumulator is None or node is None or value != node.outputs[0]:
             return
@@ -156,14 +164,14 @@ class WrittenPiece:
             summed = replace(exact, name=nodes[-1].output[0])
             self._note((outer, SUMMED), gradient, self._error(summed, exact))
 
-    def _may_mask(self, name: str, value: int) -> bool:
-        """Return whether a value is a weight that may hold sentinels; no factor of a product does."""
-        if name in self.flow.maker or name in self.flow.inputs:
-            return False  # ``partial`` has those that do
+    def _is_factor(self, value: int) -> bool:
+        """Return whether only products read a value."""
         readers = {self.graph.nodes[node].key for node, _ in self.graph.uses[value]}
-        return not readers <= op_facts().contractions
+        return readers <= op_facts().contractions
 
-    def _share(self, name: str, value: int, error: Tensor) -> None:
+    def _share(
+        self, name: str, value: int, error: Tensor, *, is_factor: bool = False
+    ) -> None:
         """Write the cost of rounding a value for each of its readers."""
         for node, _ in dict.fromkeys(self.graph.uses[value]):
             reader = self.graph.nodes[node].first_output
@@ -172,15 +180,27 @@ class WrittenPiece:
                 gradient = addends[0]
                 for more in addends[1:]:
                     gradient += more
-                self._note((name, reader), gradient, error)
+                self._note((name, reader), gradient, error, is_factor=is_factor)
 
     def _error(self, result: Tensor, exact: Tensor) -> Tensor:
         """Return by how much a result is off once it is rounded."""
         return result.cast(self.low.elem).cast(TensorProto.FLOAT) - exact
 
-    def _note(self, key: tuple[str, str], gradient: Tensor, error: Tensor) -> None:
-        # The gradient of a mask is infinite, or no number.
-        change = error.equals(0).where(0.0, gradient * error)
+    def _note(
+        self,
+        key: tuple[str, str],
+        gradient: Tensor,
+        error: Tensor,
+        *,
+        is_factor: bool = False,
+    ) -> None:
+        if is_factor:
+            # It takes a tenth of the time of Where, and an infinite gradient times an error of zero is no NaN either.
+            ends = gradient.like(-_LARGEST), gradient.like(_LARGEST)
+            change = gradient.op("Clip", *ends) * error
+        else:
+            # The gradient of a mask is infinite, or no number.
+            change = error.equals(0).where(0.0, gradient * error)
         if key[0] in self.partial:  # some elements are undefined, or meet no gradient
             change = finite(change)
         cost = change.op("ReduceSumSquare", keepdims=0)

@@ -12,6 +12,9 @@ from onnx import TensorProto, helper
 
 from onnxamp._gradients.writer import Call, Forward, Grads, Rule, Tensor, sum_to
 
+_END: Final = int(np.iinfo(np.int64).max)
+"""The end of an axis, whatever its size."""
+
 
 def _matmul(call: Call) -> Grads:
     """Return dA = dY B^T and dB = A^T dY, summed over broadcast axes.
@@ -138,6 +141,11 @@ class KernelWindow(NamedTuple):
         }
 
     @property
+    def is_pointwise(self) -> bool:
+        """Whether the window is one position, and there is no padding."""
+        return set(self.kernel) == {1} and not any(self.pads)
+
+    @property
     def axes(self) -> list[int]:
         """The spatial axes."""
         return list(range(2, len(self.kernel) + 2))
@@ -238,6 +246,8 @@ def _weight_gradient(
     """
     spatial = window.axes
     swap = [1, 0, *spatial]
+    if group == 1 and window.is_pointwise:
+        return _pointwise_gradient(x, dy, window)
     if group == 1:
         swapped = x.transpose(swap)
     else:
@@ -256,6 +266,21 @@ def _weight_gradient(
     if max(window.strides) > 1:
         dw = dw.op("Slice", [0] * len(spatial), window.kernel, spatial)
     return dw.transpose(swap)
+
+
+def _pointwise_gradient(x: Tensor, dy: Tensor, window: KernelWindow) -> Tensor:
+    """Return the gradient of the weight of a convolution that looks at one position at a time: a product of matrices,
+    which engines compute much faster than a convolution with a kernel of one pixel per position.
+    """
+    spatial = window.axes
+    swap = [1, 0, *spatial]
+    if max(window.strides) > 1:
+        starts = [0] * len(spatial)
+        ends = [_END] * len(spatial)
+        x = x.op("Slice", starts, ends, spatial, [*window.strides])
+    rows = dy.transpose(swap).reshape(0, -1)
+    dw = rows.op("Gemm", x.transpose(swap).reshape(0, -1), transB=1)
+    return dw.reshape(0, 0, *window.kernel)
 
 
 def _conv_transpose(call: Call) -> Grads:

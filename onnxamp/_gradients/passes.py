@@ -211,10 +211,12 @@ def _seeds(
         arrays = {name: array for name, array in arrays.items() if array.size}
         if not arrays:
             continue
-        few = any(1 < array.size < _MANY for array in arrays.values())
+        sizes = [array.size for array in arrays.values()]
+        few = max((size for size in sizes if size < _MANY), default=1)
+        # One vector is exact for one element, and two are for two. Many average out which signs were drawn.
+        turns = _TURNS[:few] if few <= 2 else _TURNS
         signs = {name: _signs(array, random) for name, array in arrays.items()}
-        # A single element has one sign, and many average out which signs were drawn.
-        vectors = [_turned(signs, turns) for turns in _TURNS] if few else [signs]
+        vectors = [_turned(signs, one) for one in turns]
         for gradients in vectors:
             yield Seed(number, len(vectors), gradients)
 

@@ -30,6 +30,7 @@ from onnxamp._numerics.judging import is_broken, usual_limits
 from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
+from onnxamp._runtime.inputs.samples import further
 from onnxamp._runtime.sessions.starting import disabled_sentence
 from onnxamp._tuning.cure import NO_ISLANDS, Recipe, cure_conversion
 
@@ -325,11 +326,12 @@ class _Fallbacks:
             tolerance=tolerance,
             seconds=max(self.until - monotonic(), seconds * _MEASURING),
         )
-        plan = measured_plan(
-            job.model, auto.options, search, replace(job.run, state=None), job.rounder
-        )
+        # Its result is close to the limit, so the verdict takes as many.
+        compared = self.validator.comparison.run.samples
+        samples = further(compared, share=1.0) or compared
+        run = replace(job.run, inputs=samples, state=None)
+        plan = measured_plan(job.model, auto.options, search, run, job.rounder)
         if plan is not None:
-            samples = job.run.samples
             count = len(samples) if samples.made_up else 0
             command = auto.tuning(*self.command, tolerance, count)
             passes = "Level auto, which measures the error of each op, passes."

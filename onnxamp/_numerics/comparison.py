@@ -19,7 +19,12 @@ from onnxamp._graph.quantized import without_grids
 from onnxamp._model.model import Model
 from onnxamp._numerics.beyond_samples import BeyondSamples, Passed
 from onnxamp._numerics.differences.detections import listed_outputs
-from onnxamp._numerics.judging import closeness, limits_beyond
+from onnxamp._numerics.judging import (
+    closeness,
+    limits_beyond,
+    missed,
+    misses_parts,
+)
 from onnxamp._numerics.limits import Limits
 from onnxamp._numerics.results import DOES_NOT_RUN, Cost, DiffReport
 from onnxamp._numerics.sample_diff import (
@@ -166,7 +171,8 @@ class Comparison:
         """Compare a result with the reference; see :func:`diff_models`.
 
         Args:
-            layers: compare layers; None to do so only if outputs miss their limits.
+            layers: compare layers; None to do so only if outputs miss their limits. Of several random samples, the
+                worst one then has to do.
             activity: a description for progress reports.
             seconds: the time for layers in that case; as many samples as fit are compared, and at least one.
         """
@@ -177,13 +183,18 @@ class Comparison:
             RESULT: (probe.result_key, other),
         }
         part, report, tally = self._measured(probe, other, activity, memory)
-        if layers is None and not report.passed and report.outputs:
-            until = monotonic() + seconds
-            thorough = replace(probe, layers=True, generates=0, choices=False)
-            deep = self._judged(
-                *self._compared(thorough, activity, part, memory, until=until)
+        groups = misses_parts(report)
+        is_missed = report.outputs and not report.passed
+        if tally is not None and is_missed and (layers is None or (layers and groups)):
+            thorough = replace(
+                probe, layers=True, groups=groups, generates=0, choices=False
             )
-            report = _with_layers(report, deep, seconds)
+            compared = partial(self._compared, thorough, activity, part, memory)
+            samples = self.run.samples
+            is_enough = layers is None and samples.made_up and len(samples) > 1
+            only = tally.worst_sample(missed(report)) if is_enough else None
+            deep = self._judged(*compared(only=only, until=monotonic() + seconds))
+            report = _with_layers(report, deep, seconds, only)
         report = replace(
             report, inputs=self.run.samples.summary, samples=self.run.samples.taken
         )
@@ -379,6 +390,7 @@ class Comparison:
         memory: Memory,
         *,
         known: MeasuredSamples[SampleDiff] | None = None,
+        only: int | None = None,
         until: float = inf,
     ) -> tuple[DiffReport, Tally | None]:
         """Compare as many samples as fit before a time, and at least one.
@@ -389,6 +401,7 @@ class Comparison:
             part: where measurements are stored.
             memory: both models.
             known: measurements that were made before, if they are not stored.
+            only: the number of the one sample to compare; None for all.
             until: the time.
 
         Returns:
@@ -399,13 +412,14 @@ class Comparison:
         report = self._begun(probe.result.opened())
         tally = Tally(self.limits.accept, samples.usual)
         what = "layers of sample" if probe.layers else "sample"
+        what = f"groups and {what}" if probe.groups else what
         kept: Kept[SampleDiff] | None = known
         if part is not None:
             kept = KeptSamples(
                 part, samples, SampleDiff, what, lambda diff: diff.was_compared
             )
         with closing(
-            observe(self.run, probe, activity, kept=kept, memory=memory)
+            observe(self.run, probe, activity, kept=kept, memory=memory, only=only)
         ) as results:
             for number, diff, trouble in results:
                 if diff is None:
@@ -453,9 +467,21 @@ class Comparison:
         return report
 
 
-def _with_layers(report: DiffReport, deep: DiffReport, seconds: float) -> DiffReport:
-    """Return a report with the layers of another one, for which there was so much time."""
+def _with_layers(
+    report: DiffReport, deep: DiffReport, seconds: float, only: int | None
+) -> DiffReport:
+    """Return a report with the layers of another one.
+
+    Args:
+        report: the report on the outputs.
+        deep: that on the layers.
+        seconds: the time that there was for it.
+        only: the number of the one sample that it is about; None for all that there was time for.
+    """
     report = replace(report, first_bad=deep.first_bad, layers=deep.layers)
+    if only is not None:
+        text = f"Layers were compared on sample {only}, the worst of {report.samples}."
+        return replace(report, notes=(*report.notes, text))
     if deep.samples >= report.samples:
         return report
     text = f"Layers were compared on {deep.samples} of {report.samples} samples, in {seconds:.0f} s."

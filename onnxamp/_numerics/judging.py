@@ -82,17 +82,20 @@ def closeness(report: DiffReport, limits: Limits) -> float:
     return max(shares, default=0.0)
 
 
+def missed(report: DiffReport) -> frozenset[str]:
+    """Return the outputs that miss a limit."""
+    return frozenset(one.output for one in report.judgements if not one.passed)
+
+
 def misses_parts(report: DiffReport) -> bool:
     """Return whether only parts of outputs miss their limits: the norms of whole values hide their errors."""
-    missed = [judgement for judgement in report.judgements if not judgement.passed]
-    metrics = {judgement.metric for judgement in missed}
+    metrics = {one.metric for one in report.judgements if not one.passed}
     return not report.failure and metrics == {"part_rel_l2"}
 
 
 def _up_to_parts(report: DiffReport) -> Sequence[LayerDiff]:
     """Return the values up to the last part that misses its limit, if only parts do: what follows is no cause."""
-    missed = [judgement for judgement in report.judgements if not judgement.passed]
-    outputs = {one.output for one in missed}
+    outputs = missed(report)
     parts = {d.part.value for d in report.outputs if d.name in outputs and d.part}
     ends = [row.position for row in report.layers if row.value in parts]
     return [row for row in report.layers if row.position <= max(ends, default=inf)]

@@ -359,6 +359,7 @@ class DiffProbe(Probe[SampleDiff]):
         selected: outputs that may list detections.
         accept: the function of the user that judges outputs.
         layers: compare intermediate values as well.
+        groups: and the groups of numbers within each of them.
         is_text: whether the samples are given, so that language models read texts.
         generates: tokens that both generate after a prompt.
         choices: count the choices that are close.
@@ -374,6 +375,7 @@ class DiffProbe(Probe[SampleDiff]):
     selected: frozenset[str]
     accept: Accept | None
     layers: bool
+    groups: bool = False
     is_text: bool
     generates: int
     choices: bool = False
@@ -393,7 +395,7 @@ class DiffProbe(Probe[SampleDiff]):
         models = TwoModels(
             probe=self,
             reader=text_reader(one.model, self.generates) if self.is_text else None,
-            groups=self.layers,
+            groups=self.groups,
             reference=one,
             result=remembered(memory, RESULT, self.result_key, result),
         )

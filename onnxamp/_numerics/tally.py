@@ -1,6 +1,6 @@
 """The report on two models: the measurements of all samples, judged by the limits."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -36,6 +36,8 @@ class Tally:
     def __init__(self, accept: Accept | None, usual: int = 0) -> None:
         self.accept = accept
         self.usual = usual
+        self.of_samples = dict[int, tuple[TensorDiff, ...]]()
+        self.refused = set[int]()
         self.outputs = dict[str, list[TensorDiff]]()
         self.alarms, self.notes = list[str](), dict[str, None]()
         self.layers = dict[str, LayerDiff]()
@@ -48,6 +50,9 @@ class Tally:
 
     def add(self, number: int, sample: SampleDiff) -> None:
         """Add a sample."""
+        self.of_samples[number] = sample.outputs
+        if sample.mismatches or sample.rejected is not None:
+            self.refused.add(number)
         self.alarms += sample.mismatches
         self.taken.update(sample.taken)
         for diff in sample.outputs:
@@ -67,6 +72,20 @@ class Tally:
         else:
             self.perplexity += sample.perplexity
         self.notes |= dict.fromkeys(sample.notes)
+
+    def worst_sample(self, missed: Collection[str]) -> int:
+        """Return the number of the sample that shows best why some outputs miss their limits.
+
+        Outputs that no limit allows come first, then those that break, then the largest error of a whole or a part.
+        """
+
+        def badness(number: int) -> tuple[bool, bool, float]:
+            diffs = [diff for diff in self.of_samples[number] if diff.name in missed]
+            is_broken = any(diff.bad is not None for diff in diffs)
+            errors = (max(diff.rel_l2, diff.part_rel_l2 or 0.0) for diff in diffs)
+            return number in self.refused, is_broken, max(errors, default=0.0)
+
+        return max(self.of_samples, key=badness)
 
     def merged(self) -> Iterator[TensorDiff]:
         """Yield the measurements of each output over all samples."""

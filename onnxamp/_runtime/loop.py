@@ -281,6 +281,7 @@ def observe(
     *,
     kept: Kept[T] | None = None,
     memory: Memory | None = None,
+    only: int | None = None,
     once: bool = False,
 ) -> Generator[Found[T]]:
     """Yield the measurement of each sample of a run, in order.
@@ -293,6 +294,7 @@ def observe(
         activity: a description for progress reports; "" for no reports.
         kept: results of an earlier run, which are not measured again; new ones are added at once, whatever their order.
         memory: the probe's memory in this process; workers have their own.
+        only: the number of the one sample to measure; None for all.
         once: no sample is needed again, so that samples of an iterator can be forgotten.
 
     Raises:
@@ -300,7 +302,7 @@ def observe(
         Others as the probe, but for RuntimeFailure, and as
         :func:`onnxamp._base.executor.run_in_order`.
     """
-    round_ = _Round(run, probe, activity, kept)
+    round_ = _Round(run, probe, activity, kept, only)
     workers = run.sample_workers
     results = (
         round_.measured_here({} if memory is None else memory)
@@ -308,7 +310,7 @@ def observe(
         else round_.handed_to(workers)
     )
     with closing(results):
-        for number in run.samples.numbers():
+        for number in round_.numbers():
             if kept is not None and round_.is_known(number):
                 yield Found(number, kept[number], None)
             else:
@@ -368,7 +370,8 @@ class _Round(Generic[T]):
     probe: Probe[T]
     activity: str
     kept: Kept[T] | None
-    known: list[bool] = field(default_factory=list)
+    only: int | None
+    known: dict[int, bool] = field(default_factory=dict)
     """By number: whether the result was kept before the round began."""
     given: list[int] = field(default_factory=list)
     """The numbers of the samples that are measured, in the order in which they are handed out."""
@@ -376,9 +379,13 @@ class _Round(Generic[T]):
 
     def is_known(self, number: int) -> bool:
         """Return whether the result of a sample was kept before the round began."""
-        if number == len(self.known):
-            self.known.append(self.kept is not None and number in self.kept)
+        if number not in self.known:
+            self.known[number] = self.kept is not None and number in self.kept
         return self.known[number]
+
+    def numbers(self) -> Iterator[int]:
+        """Yield the numbers of the samples to measure, or whose results are known."""
+        return self.run.samples.numbers() if self.only is None else iter([self.only])
 
     def measured_here(self, memory: Memory) -> Generator[T | RuntimeFailure]:
         """Measure the samples without results in this process, and yield their results."""
@@ -408,7 +415,7 @@ class _Round(Generic[T]):
             if self.activity:
                 self.run.report(
                     self.activity,
-                    self.finished + sum(self.known),
+                    self.finished + sum(self.known.values()),
                     self.run.samples.expected,
                 )
 
@@ -416,7 +423,7 @@ class _Round(Generic[T]):
 
     def _missing(self, workers: Workers | None = None) -> Iterator[SentSample]:
         samples = self.run.samples
-        for number in samples.numbers():
+        for number in self.numbers():
             if not self.is_known(number):
                 self.given.append(number)
                 if workers is None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from time import monotonic
-from typing import Final
+from typing import Final, Literal
 
 from onnxamp._base.errors import OnnxAmpError
 from onnxamp._base.records import record
@@ -174,8 +174,15 @@ class _Search:
         """Return whether more may be tried."""
         return self.trials < most and not self.is_late
 
-    def compare(self, nodes: Sequence[str], *, layers: bool) -> DiffReport | None:
-        """Convert with these nodes in float32, and compare; None if it cannot be converted so, or in time."""
+    def compare(
+        self, nodes: Sequence[str], *, layers: Literal[False] | None
+    ) -> DiffReport | None:
+        """Convert with these nodes in float32, and compare; None if it cannot be converted so, or in time.
+
+        Args:
+            nodes: the nodes.
+            layers: None to compare layers if outputs miss their limits.
+        """
         self.trials += 1
         self.progress(self.trials, TRIALS + _MORE)
         try:
@@ -203,7 +210,7 @@ class _Search:
             The last comparison, None if there is none, and the nodes in float32.
         """
         nodes: tuple[str, ...] = ()
-        report = self.compare(nodes, layers=True) if failed is None else failed
+        report = self.compare(nodes, layers=None) if failed is None else failed
         rows = report.layers if report is not None else ()
         rounded = sum(
             row.local is not None and row.local.rel_l2 > _ROUNDED for row in rows
@@ -221,7 +228,7 @@ class _Search:
             nodes = (*nodes, *more)[:most]
             # Doubling reaches many nodes in few trials; those too many are left out at the end.
             step = step * 2
-            report = self.compare(nodes, layers=True)
+            report = self.compare(nodes, layers=None)
         return report, nodes
 
     def fewer(self, nodes: tuple[str, ...]) -> tuple[str, ...]:

@@ -371,10 +371,11 @@ def test_a_mask_that_is_exact_costs_nothing_whatever_its_gradient() -> None:
     assert 0 < found < 0.1
 
 
-def test_four_elements_are_exact() -> None:
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_few_elements_are_exact(size: int) -> None:
     """Their vectors of signs are orthogonal: no two elements are taken together, whatever is drawn."""
-    text = "(float[1,6] x) => (float[1,4] y) { t = Identity (x) y = MatMul (t, w) }"
-    w, x = RANDOM.standard_normal((6, 4)).astype(np.float32), RANDOM.standard_normal((1, 6)).astype(np.float32)
+    text = f"(float[1,6] x) => (float[1,{size}] y) {{ t = Identity (x) y = MatMul (t, w) }}"
+    w, x = RANDOM.standard_normal((6, size)).astype(np.float32), RANDOM.standard_normal((1, 6)).astype(np.float32)
     cost = np.sum((rounding(x).T * w) ** 2) / np.sum((x @ w) ** 2)
     found = measured(add_weights(parse(text, 18), {"w": w}), {"x": x})
     assert found.values["t"].costs[0] == pytest.approx(cost, rel=1e-4)

@@ -312,6 +312,13 @@ def test_no_sample_exceeds_a_stated_tolerance_far() -> None:
     assert asked["outputs"][0]["rel_l2"] < 0.01
 
 
+def test_a_repair_is_measured_on_as_many_samples_as_are_compared() -> None:
+    cure = converted(scattered(2, 8), "--level", "O3", "--no-hazards", "--tolerance", "0.01")["validation"]["cure"]
+    assert cure["failure"].startswith("Output 'Y': typical relative L2 error of the samples is ")
+    assert cure["level"] == "auto"
+    assert cure["command"].endswith("--samples 8")
+
+
 def test_further_results_have_to_meet_the_limit_of_the_first_samples() -> None:
     """A result that mends another one is compared on more samples from the beginning."""
     report = onnxamp.diff_models(scattered(1, 16), scattered(1, 16), provider="cpu")

@@ -46,6 +46,26 @@ def x_of(*shape):
     return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
 
+def test_layers_are_compared_on_the_worst_of_several_random_samples() -> None:
+    """Only the sample with the largest number shows the limit."""
+    one = parse("(float[4] X) => (float[4] Y) <float k = {3}> { a = Mul (X, k) Y = Neg (a) }")
+    other = parse(
+        "(float[4] X) => (float[4] Y) <float k = {3}, float t = {5}> { b = Mul (X, k) a = Min (b, t) Y = Neg (a) }"
+    )
+    report = diff_models(one, other, count=8)
+    errors = [row.accumulated.rel_l2 for row in report.layers if row.accumulated is not None]
+    assert errors == pytest.approx([report.outputs[0].rel_l2] * 2)
+    number = report.outputs[0].worst_sample
+    assert number > 0
+    assert f"Layers were compared on sample {number}, the worst of 8." in report.notes
+    assert report.first_bad is not None
+    assert report.first_bad.value == "a"
+    every = diff_models(one, other, count=8, layers=True)
+    assert len(every.layers) == 2
+    assert every.layers[0].accumulated is not None
+    assert every.layers[0].accumulated.elements == 8 * 4
+
+
 def shifted(by):
     """EXP with an error in Y alone."""
     text = "(float[4] X) => (float[4] Y, float[4] Z) { e = Exp (X) Y = Add (e, d) Z = Neg (X) }"
