@@ -45,7 +45,7 @@ from onnxamp._facts.ops import op_facts  # noqa: E402
 from onnxamp._numerics.judging import apply_limits  # noqa: E402
 from onnxamp._report.formats import as_data  # noqa: E402
 from onnxamp._runtime import LEAST  # noqa: E402
-from onnxamp._runtime.inputs.samples import NUMBERS  # noqa: E402
+from onnxamp._runtime.inputs.sample_counts import NUMBERS  # noqa: E402
 
 LEVELS: Final = ("O1", "O2", "O3")
 TYPES: Final = ("float16", "bfloat16")

@@ -28,7 +28,7 @@ from onnxamp._graph.graph import graph_of
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._numerics.comparison import Comparison
 from onnxamp._numerics.sample_diff import result_on
-from onnxamp._runtime.engines import OutputCache, Session
+from onnxamp._runtime.engines import SampleCache, Session
 from onnxamp._runtime.inputs.samples import Samples
 from onnxamp._runtime.requested import requested_samples
 from onnxamp._runtime.run import Run, RunOptions
@@ -107,7 +107,7 @@ class Trials:
             model, Run(provider="cpu"), draw=lambda original: requested_samples(asked, model, reference=original)
         )
         self._samples = self._comparison.run.samples
-        self._outputs = {step: OutputCache((step[1] - step[0]) * MEMORY // CHUNKS[-1]) for step in STEPS}
+        self._outputs = {step: SampleCache((step[1] - step[0]) * MEMORY // CHUNKS[-1]) for step in STEPS}
 
     def on(self, variant: "Variant", seconds: float) -> Facts:
         """Return whether a sample needs what a variant lowers, and on how many it ran in so many processor seconds.
@@ -135,7 +135,7 @@ class Trials:
     def _passes(self, result: Session, first: int, last: int) -> bool:
         """Return whether a result passes on some samples."""
         comparison = self._comparison
-        comparison.reference.outputs = self._outputs.get((first, last)) or OutputCache()
+        comparison.reference.outputs = self._outputs.get((first, last)) or SampleCache()
         samples = replace(self._samples, readers=self._samples.readers[first:last])
         there = replace(comparison, run=replace(comparison.run, inputs=samples), _result=result)
         return there.compare(result.model, layers=False).passed

@@ -59,8 +59,8 @@ def diff_models(
             samples of the reference (with ``seed``, and sizes of named dimensions from ``dims``): 1 if that is None; if
             the target accumulates float16 in float16, as webgpu does, 4 to 16, so that each output has at least 64
             numbers.
-        layers: compare every value that both models share by name. If outputs miss their limits, this is done anyway, on
-            the worst of several random samples.
+        layers: compare every value that both models share by name. If outputs miss their limits, this is done anyway,
+            on the worst of several random samples.
         limits: the errors to accept; by default, a relative L2 error of 1e-5 if both models are float32 (or
             twice float32's own error on the device, if that is larger, up to 1e-2), 1e-2 if one holds float16, and 5e-2
             if one holds bfloat16.

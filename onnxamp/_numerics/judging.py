@@ -16,7 +16,7 @@ from onnxamp._numerics.differences.metrics import (
 from onnxamp._numerics.limits import Limits, is_plain, size_only
 from onnxamp._numerics.results import DiffReport, Extra, FirstBad, Judgement, LayerDiff
 from onnxamp._numerics.unseen.beyond import Excursion
-from onnxamp._runtime.inputs.samples import NUMBERS
+from onnxamp._runtime.inputs.sample_counts import NUMBERS
 
 _EXPLAINED: Final = 0.5
 """Share of the error of the worst output from which on the error of one op explains it."""

@@ -16,7 +16,7 @@ from onnxamp._numerics.differences.metrics import (
 )
 from onnxamp._numerics.results import Judgement
 from onnxamp._numerics.user_functions import Accept
-from onnxamp._runtime.inputs.samples import NUMBERS
+from onnxamp._runtime.inputs.sample_counts import NUMBERS
 
 COARSE: Final = (
     "The reference rounds values to integers, so rounding anything else may move outputs by {:.2g} (relative"

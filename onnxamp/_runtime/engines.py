@@ -197,18 +197,20 @@ def choose_engine(provider: Provider | None) -> Engine:
 
 
 @dataclass(slots=True)
-class OutputCache:
-    """Outputs of a reference by number of the sample, as many as fit in memory, so that it need not run again."""
+class SampleCache:
+    """Arrays by number of the sample, as many as fit in memory: the outputs of a reference, or random inputs, that need
+    not be computed again.
+    """
 
     room: int = 64 << 20
     """Bytes that are left."""
     kept: dict[int, Outputs] = field(default_factory=dict)
 
-    def keep(self, number: int, outputs: Outputs) -> None:
-        """Keep the outputs of a sample if they fit."""
-        size = sum(map(_bytes_of, outputs.values()))
-        if outputs and number not in self.kept and size <= self.room:
-            self.kept[number], self.room = outputs, self.room - size
+    def keep(self, number: int, arrays: Outputs) -> None:
+        """Keep the arrays of a sample if they fit."""
+        size = sum(map(_bytes_of, arrays.values()))
+        if arrays and number not in self.kept and size <= self.room:
+            self.kept[number], self.room = arrays, self.room - size
 
 
 _ENTRY: Final = 128
@@ -248,7 +250,7 @@ class Session:
     budget: int
     as_given: bool = False
     changed: str = ""
-    outputs: OutputCache = field(default_factory=OutputCache)
+    outputs: SampleCache = field(default_factory=SampleCache)
     forced: Mapping[str, bool] = field(default_factory=dict)
     parts: bool = False
     _executor: Executor | None = None
@@ -308,13 +310,13 @@ class Session:
 
     def alone(self) -> "Session":
         """Return the same model with outputs of its own; both share their preparation."""
-        return replace(self, outputs=OutputCache(), _prepared=None)
+        return replace(self, outputs=SampleCache(), _prepared=None)
 
     def anew(self, forced: Mapping[str, bool]) -> "Session":
         """Return the same model, prepared for samples of other sizes or for other branches."""
         return replace(
             self,
-            outputs=OutputCache(),
+            outputs=SampleCache(),
             forced=forced,
             _executor=None,
             _prepared=None,

@@ -20,7 +20,7 @@ from onnxamp._base.optional import require
 from onnxamp._base.paths import as_path, cannot_read
 from onnxamp._graph.graph import graph_of
 from onnxamp._model.model import Model, ModelSource, weight_bytes
-from onnxamp._runtime.engines import OutputCache, Outputs, Session, on_cpu
+from onnxamp._runtime.engines import Outputs, SampleCache, Session, on_cpu
 from onnxamp._runtime.inputs.random_inputs import InputMaker, input_maker
 from onnxamp._runtime.inputs.roles import Role
 from onnxamp._runtime.inputs.sample_files import Spool, quoted
@@ -317,7 +317,7 @@ class PromptWriter:
         maker = draw.determined().maker()
         if maker.untold - self.decoder.lengths:
             # A session caches results by number, and prompts have the numbers of the random inputs.
-            aside = replace(reference, outputs=OutputCache())
+            aside = replace(reference, outputs=SampleCache())
             maker = suited(draw, aside).maker()
         self._maker: InputMaker = maker
 

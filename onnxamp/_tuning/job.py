@@ -34,7 +34,7 @@ from onnxamp._model.model import Model
 from onnxamp._model.saving import save_model
 from onnxamp._numerics.unseen.body_ranges import ROUNDS
 from onnxamp._numerics.unseen.stress import Stress
-from onnxamp._runtime.engines import Engine, OutputCache
+from onnxamp._runtime.engines import Engine, SampleCache
 from onnxamp._runtime.inputs.samples import Samples
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.sessions.values import check_inputs
@@ -87,7 +87,7 @@ class TuningJob:
     rounder: WeightRounder | None = None
     errors: dict[frozenset[str], float] = field(default_factory=dict)
     """Low-precision nodes of a candidate -> error of the converted model."""
-    references: OutputCache = field(default_factory=OutputCache)
+    references: SampleCache = field(default_factory=SampleCache)
     is_eager: bool = False
     """Whether sensitivities are measured even if float32 is estimated to be the fastest."""
     stress: int = 0

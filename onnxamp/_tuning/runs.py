@@ -16,7 +16,7 @@ from onnxamp._graph.types import declared_type
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._options.options import Options
-from onnxamp._runtime.engines import Engine, OutputCache, Session, engine_on
+from onnxamp._runtime.engines import Engine, SampleCache, Session, engine_on
 from onnxamp._runtime.fingerprints import SentModel, model_print, samples_print
 from onnxamp._runtime.inputs.samples import Sample, Samples
 from onnxamp._runtime.loop import (
@@ -150,7 +150,7 @@ def converted_error(
     metric: Metric,
     engine: Engine,
     *,
-    references: OutputCache | None = None,
+    references: SampleCache | None = None,
     kept: KeptSamples[float] | None = None,
 ) -> float:
     """Return the worst error of a converted model over all samples; infinite if it does not run.

@@ -25,7 +25,7 @@ from onnxamp import tune_model as tune_for_speed
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._runtime.emulate import emulate
-from onnxamp._runtime.engines import OutputCache, engine_on, on_cpu
+from onnxamp._runtime.engines import SampleCache, engine_on, on_cpu
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.sessions.session import cuda_available, make_session, run
 from onnxamp._runtime.sessions.values import check_inputs
@@ -521,7 +521,7 @@ def test_the_original_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where its outputs are known, only the result runs: once a sample, as one piece is enough."""
     model = onnx.load(called("classifier"))
     low, judge, samples = convert_at_level(model), make_metric("rel-l2", 1), random_samples(model, 3)
-    original, references, run = on_cpu(Model.of(model)), OutputCache(), Run(inputs=samples)
+    original, references, run = on_cpu(Model.of(model)), SampleCache(), Run(inputs=samples)
     for number, sample in enumerate(samples):
         references.keep(number, original.run(check_inputs(model, sample)))
     runs: list[None] = []
@@ -558,7 +558,7 @@ def test_what_a_model_passes_through_outlives_the_sample() -> None:
 
 
 def test_no_more_outputs_are_kept_than_fit() -> None:
-    references = OutputCache(room=25)
+    references = SampleCache(room=25)
     references.keep(0, {"y": np.zeros(4, np.float32), "s": [np.zeros(1, np.float32)]})
     references.keep(1, {"y": np.zeros(2, np.float32)})
     references.keep(2, {"y": np.zeros(1, np.float32), "none": None})

@@ -58,7 +58,8 @@ class Watched(NamedTuple):
         editor = GraphEditor(graph)
         outputs = dict[str, tuple[str, str]]()
         for name in names:
-            if name not in graph.scopes[0].names:
+            value = graph.scopes[0].names.get(name)
+            if value is None:
                 continue
             most, least = (_fresh(editor, name, end) for end in ("most", "least"))
             outputs[name] = most, least
@@ -67,7 +68,8 @@ class Watched(NamedTuple):
                 NodeProto(op_type="ReduceMax", input=[name], output=[most]),
                 NodeProto(op_type="ReduceMin", input=[name], output=[least]),
             )
-            editor.insert(0, graph.scopes[0].nodes.stop, *nodes)
+            # So near to what makes it, they need no more memory than the model, and little more time.
+            editor.insert_after(graph.values[value].producer, *nodes)
         made = editor.finish()
         for ends in outputs.values():
             made.graph.output.extend(ValueInfoProto(name=end) for end in ends)
@@ -78,7 +80,7 @@ class Watched(NamedTuple):
         }
         made.graph.output.extend(ValueInfoProto(name=name) for name in inner.values())
         shell = take_weights(made, model.folder, keep=0)
-        session = make_session(shell.fed(), lean=True, optimize=False)
+        session = make_session(shell.fed(), optimize=False)
         return cls(session, shell.arrays(), outputs, inner)
 
     def largest(self, given: Sequence[Feeds]) -> dict[str, list[Seen]]:
@@ -146,7 +148,7 @@ class Climb(NamedTuple):
         return cls(
             # It runs a few times only, which takes less time than optimizing it.
             session=make_session(
-                shell._replace(model=gradients.model).fed(), lean=True, optimize=False
+                shell._replace(model=gradients.model).fed(), optimize=False
             ),
             weights=shell.arrays(),
             factor=factor,

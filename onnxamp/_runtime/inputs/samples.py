@@ -29,26 +29,24 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain, takewhile
 from itertools import count as counting
-from math import ceil
 from operator import length_hint
 from os import PathLike
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from onnx import ModelProto
 
-from onnxamp._base.errors import ArgumentError, ArgumentTypeError, RuntimeFailure
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError
 from onnxamp._base.paths import as_path, cannot_read, is_remote
-from onnxamp._facts.providers import sums_low
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import fed_inputs
 from onnxamp._model.sources import FileStamp, note_sources
-from onnxamp._runtime import LEAST, MOST
-from onnxamp._runtime.engines import Session, on_cpu
+from onnxamp._runtime.engines import SampleCache, Session, on_cpu
 from onnxamp._runtime.inputs.draws import Draw
 from onnxamp._runtime.inputs.finite import with_finite_outputs
 from onnxamp._runtime.inputs.random_inputs import InputMaker, input_maker
+from onnxamp._runtime.inputs.sample_counts import further_count, usual_count
 from onnxamp._runtime.inputs.sample_files import (
     Spool,
     file_readers,
@@ -434,6 +432,25 @@ def drawn(draw: Draw, count: int = 1) -> Samples:
     )
 
 
+def _verdict_samples(draw: Draw, count: int) -> Samples:
+    """Return as many samples of a draw as a verdict takes. It reads them several times, so they stay in memory if they
+    fit.
+    """
+    cache = SampleCache()
+    samples = drawn(draw, count)
+    readers = [partial(_read, draw, cache, number) for number in range(count)]
+    return replace(samples, readers=readers, is_usual=True)
+
+
+def _read(draw: Draw, cache: SampleCache, number: int) -> Sample:
+    """Return a sample of a draw, from memory if it is there."""
+    if number in cache.kept:
+        return dict(cache.kept[number])
+    sample = draw.make(number)
+    cache.keep(number, sample)
+    return sample
+
+
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
@@ -473,8 +490,7 @@ def as_samples(
         draw = with_finite_outputs(draw, reference)
         if count is not None:
             return drawn(draw, count)
-        usual = drawn(draw, usual_count(reference, draw, *engines))
-        return replace(usual, is_usual=True)
+        return _verdict_samples(draw, usual_count(reference, draw, *engines))
     if isinstance(samples, SampleSource):
         return samples.samples_of(model, seed, reference)
     if isinstance(samples, (str, PathLike)):
@@ -486,17 +502,6 @@ def as_samples(
     return samples
 
 
-NUMBERS: Final = 64
-"""Numbers that are enough to estimate the error of an output. With n < 64 numbers, one estimate in twenty is below
-about the cube root of n / 64 of the error (chi-square, n >= 3).
-"""
-
-_FURTHER: Final = ((4, 1 / 4), (8, 1 / 2))
-"""Numbers of random samples that a verdict takes if the largest error is more than a share of its limit. One sample of
-a network with errors near its limit may have half or twice the error of another.
-"""
-
-
 def further(samples: Samples, share: float) -> Samples | None:
     """Return more random samples, the given ones first, for a verdict that is close; None if there are enough.
 
@@ -506,48 +511,9 @@ def further(samples: Samples, share: float) -> Samples | None:
     """
     if samples.draw is None or not samples.is_usual:
         return None
-    counts = (
-        count for count, least in _FURTHER if share > least and count > len(samples)
-    )
-    count = next(counts, None)
+    count = further_count(len(samples), share)
     if count is None:
         return None
-    usual = samples.usual or len(samples)
-    return replace(drawn(samples.draw, count), is_usual=True, usual=usual)
-
-
-def usual_count(reference: Session, draw: Draw, *engines: str | None) -> int:
-    """Return how many random samples a verdict takes by default.
-
-    One, or a prompt and a step of a decoder with caches; where an engine (a target or provider) sums up float16 in
-    float16, as many as hold :data:`NUMBERS` numbers of each float output, from ``LEAST`` to ``MOST``. Of an output *y*,
-    (Σ *y*²)² / Σ *y*⁴ numbers count: 1 for the probabilities of a classifier that is sure, a third of all if they are
-    normally distributed. The first sample tells.
-
-    Args:
-        reference: the model to compare with; it keeps its outputs of the first sample.
-        draw: the source of random samples.
-        engines: the engines and targets of results.
-    """
-    turns = draw.maker().turns
-    if not sums_low(*engines):
-        return turns
-    try:
-        outputs = reference.run_sample(0, draw.make(0))
-    except (ArgumentError, RuntimeFailure):  # the comparison reports it
-        return LEAST
-    names = [entry.name for entry in reference.model.proto.graph.output]
-    told = {name: outputs[name] for name in names if name in outputs}
-    shown = min(_numbers(told), default=NUMBERS)
-    return min(MOST, max(LEAST, ceil(NUMBERS / shown)))
-
-
-def _numbers(outputs: Mapping[str, Any]) -> Iterator[float]:
-    """Yield how many numbers of each float output count; outputs that are all zero are left out."""
-    for output in outputs.values():
-        for array in map(np.asarray, output if isinstance(output, list) else [output]):
-            if array.dtype.kind != "f":
-                continue
-            squares = np.square(array[np.isfinite(array)].astype(np.float64))
-            if squares.any():
-                yield float(squares.sum() ** 2 / np.square(squares).sum())
+    more = _verdict_samples(samples.draw, count)
+    readers = (*samples.readers, *more.readers[len(samples) :])
+    return replace(more, readers=readers, usual=samples.usual or len(samples))

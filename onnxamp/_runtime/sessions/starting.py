@@ -231,6 +231,12 @@ def session_options(
     options.graph_optimization_level = (
         level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
     )
+    if not optimize:
+        # Of the nodes that are ready, the one that is written first runs first, so that a reader right after its value
+        # releases it. By default, nodes that nothing reads run last.
+        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+        # Such sessions take turns. Threads that wait for the next run of one would take the cores from another.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
     # Planning which values share memory takes ONNX Runtime 1.31 time quadratic in values of unknown shape.
     options.enable_mem_reuse = optimize
     if lean:
