@@ -150,17 +150,10 @@ class TwoModels(PairedSessions):
             return replace(found, error=error)
         if ran.failure is not None:
             return replace(found, failure=ran.failure)
-        reference, result = ran.reference, ran.result
-        parts = dict(worst_parts(flows, reference, result))
-        beside = self.reference.parts_of(flows[0], flows[0])
-        names = [*flows[0].outputs, *(n for n in reference if n not in beside)]
-        reference = {name: reference[name] for name in names if name in reference}
-        _check_names(reference, result)
+        parts = dict(worst_parts(flows, ran.reference, ran.result))
+        reference, result = self._outputs(feeds, flows[0], ran)
         reader = self.reader
         accept = self.probe.accept
-        if reader is not None and self.result.runs_whole(feeds):
-            reference = reader.defined(feeds, reference)
-            result = reader.defined(feeds, result)
         detections, diffs = compare_matched(reference, result, self.probe.selected)
         is_accepted = accept is None or accept.takes(reference, result)
         tokens = list(chosen_tokens(self.reference, feeds, reference, result, number))
@@ -188,6 +181,24 @@ class TwoModels(PairedSessions):
             grouped=self._grouped(item, feeds, reference, result),
             choices=tuple(self._close_calls(item, feeds, ran, choosing)),
         )
+
+    def _outputs(
+        self, feeds: Feeds, flow: DataflowGraph, ran: PairedOutputs
+    ) -> tuple[Outputs, Outputs]:
+        """Return the outputs of both models, those of the reference without the parts that were asked for beside them.
+
+        Raises:
+            ArgumentError: the result lacks one.
+        """
+        reference, result = ran.reference, ran.result
+        beside = self.reference.parts_of(flow, flow)
+        names = [*flow.outputs, *(n for n in reference if n not in beside)]
+        reference = {name: reference[name] for name in names if name in reference}
+        _check_names(reference, result)
+        reader = self.reader
+        if reader is None or not self.result.runs_whole(feeds):
+            return reference, result
+        return reader.defined(feeds, reference), reader.defined(feeds, result)
 
     def _generated(
         self, number: int, feeds: Feeds, outputs: tuple[Outputs, Outputs]
