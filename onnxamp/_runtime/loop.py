@@ -330,6 +330,7 @@ def observe_all(
     *,
     kept: Kept[T] | None = None,
     memory: Memory | None = None,
+    only: int | None = None,
     crashed: str,
     failed: str = "",
     model: Model | None = None,
@@ -344,7 +345,9 @@ def observe_all(
     Raises:
         RuntimeFailure: a sample cannot be measured. ArgumentError: it does not fit the model.
     """
-    with closing(observe(run, probe, activity, kept=kept, memory=memory)) as results:
+    with closing(
+        observe(run, probe, activity, kept=kept, memory=memory, only=only)
+    ) as results:
         for found in results:
             trouble = found.trouble
             if isinstance(trouble, Crash):

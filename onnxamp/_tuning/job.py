@@ -92,6 +92,8 @@ class TuningJob:
     """Whether sensitivities are measured even if float32 is estimated to be the fastest."""
     stress: int = 0
     """Steps toward inputs that are hard for a result."""
+    only: int | None = None
+    """The number of the one sample that sensitivities are measured on; None for all."""
     told: tuple[str, ...] = ()
     """Warnings beside those of plans."""
     before: "TuningJob | None" = None
@@ -165,7 +167,9 @@ class TuningJob:
         if self.origin is not self:
             return self.origin.sensitivities
         known = self.state.measured(self.samples)
-        return measured_sensitivities(self.space.all_low, self.run, self.engine, known)
+        return measured_sensitivities(
+            self.space.all_low, self.run, self.engine, known, self.only
+        )
 
     @cached_property
     def stressed(self) -> Mapping[str, float]:

@@ -52,8 +52,16 @@ def measured_sensitivities(
     run: Run,
     engine: Engine,
     kept: KeptSamples[Sensitivities] | None = None,
+    only: int | None = None,
 ) -> list[Sensitivities]:
     """Return what rounding each value of a graph costs, on each sample, where an analysis says what is rounded.
+
+    Args:
+        analysis: of the graph.
+        run: the samples, and where the model runs on them.
+        engine: that of converted models.
+        kept: where measurements are stored.
+        only: the number of the one sample that is measured; None for all.
 
     Raises:
         RuntimeFailure: the model does not run, or a sample ends the processes that run it.
@@ -73,6 +81,7 @@ def measured_sensitivities(
         probe,
         "measuring sensitivities",
         kept=kept,
+        only=only,
         crashed="Sample {sample} of {total} cannot be measured. {crash} Leave it out of the inputs.",
         failed="The model does not run",
         model=Model(graph.model, graph.folder),
