@@ -6,7 +6,6 @@ A failing result never replaces another file.
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from time import monotonic
 from typing import Final, NamedTuple
 
@@ -27,7 +26,7 @@ from onnxamp._job.writing import Conversion, write_conversion
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes
 from onnxamp._numerics.differences.metrics import TOLERANCES
-from onnxamp._numerics.judging import is_broken, missed, usual_limits
+from onnxamp._numerics.judging import is_broken, usual_limits
 from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
@@ -332,7 +331,8 @@ class _Fallbacks:
         samples = further(compared, share=1.0) or compared
         run = replace(job.run, inputs=samples, state=None)
         # The worst sample decides, and all of them verify what is found on it.
-        only = _worst_sample(self.refused.report) if samples.made_up else None
+        worst = self.refused.report.layers_on
+        only = (worst or 0) if samples.made_up else None
         plan = measured_plan(job.model, auto.options, search, run, job.rounder, only)
         if plan is not None:
             count = len(samples) if samples.made_up else 0
@@ -355,14 +355,6 @@ def _known_to_break(model: Model, options: Options) -> Iterator[str]:
     for node in graph.at(measured):
         if node.first_output:
             yield node.first_output
-
-
-def _worst_sample(failed: DiffReport) -> int:
-    """Return the number of the sample with the largest error of an output that misses a limit."""
-    names = missed(failed)
-    outputs = [diff for diff in failed.outputs if diff.name in names]
-    worst = max(outputs, key=attrgetter("rel_l2"), default=None)
-    return 0 if worst is None else worst.worst_sample
 
 
 def _tolerance(failed: DiffReport) -> float:

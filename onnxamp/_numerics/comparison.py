@@ -478,7 +478,9 @@ def _with_layers(
         seconds: the time that there was for it.
         only: the number of the one sample that it is about; None for all that there was time for.
     """
-    report = replace(report, first_bad=deep.first_bad, layers=deep.layers)
+    report = replace(
+        report, first_bad=deep.first_bad, layers=deep.layers, layers_on=only
+    )
     if only is not None:
         text = f"Layers were compared on sample {only}, the worst of {report.samples}."
         return replace(report, notes=(*report.notes, text))

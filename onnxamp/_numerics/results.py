@@ -230,6 +230,8 @@ class DiffReport(Shown):
     outputs: tuple[TensorDiff, ...] = ()
     judgements: tuple[Judgement, ...] = ()
     layers: tuple[LayerDiff, ...] = ()
+    layers_on: int | None = None
+    """The number of the one sample whose layers were compared, the worst of several random ones; None for all."""
     first_bad: FirstBad | None = None
     skipped: str | None = None
     failure: str | None = None

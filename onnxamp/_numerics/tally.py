@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import Final
 
 from onnxamp._numerics.choices.close_calls import CloseCalls
@@ -38,7 +39,6 @@ class Tally:
         self.usual = usual
         self.of_samples = dict[int, tuple[TensorDiff, ...]]()
         self.refused = set[int]()
-        self.outputs = dict[str, list[TensorDiff]]()
         self.alarms, self.notes = list[str](), dict[str, None]()
         self.layers = dict[str, LayerDiff]()
         self.detections = dict[tuple[str, ...], Detections]()
@@ -55,8 +55,6 @@ class Tally:
             self.refused.add(number)
         self.alarms += sample.mismatches
         self.taken.update(sample.taken)
-        for diff in sample.outputs:
-            self.outputs.setdefault(diff.name, []).append(diff)
         join(self.grouped, {found.output: found for found in sample.grouped})
         join(self.detections, {found.outputs: found for found in sample.detections})
         join(self.layers, {row.value: row for row in sample.layers})
@@ -89,7 +87,10 @@ class Tally:
 
     def merged(self) -> Iterator[TensorDiff]:
         """Yield the measurements of each output over all samples."""
-        for name, diffs in self.outputs.items():
+        outputs = dict[str, list[TensorDiff]]()
+        for diff in chain.from_iterable(self.of_samples.values()):
+            outputs.setdefault(diff.name, []).append(diff)
+        for name, diffs in outputs.items():
             diff = merge(diffs)
             found = self.grouped[name].worst if name in self.grouped else None
             first = [one.rel_l2 for one in diffs[: self.usual]]
