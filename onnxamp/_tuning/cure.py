@@ -183,6 +183,8 @@ class _Search:
             nodes: the nodes.
             layers: None to compare layers if outputs miss their limits.
         """
+        if self.is_late:
+            return None
         self.trials += 1
         self.progress(self.trials, TRIALS + _MORE)
         try:

@@ -69,4 +69,8 @@ def test_a_comparison_offers_the_target_of_its_engine(tmp_path) -> None:
     assert late.exit_code == 1
     told = " ".join(late.output.split())
     assert "No fix was found in 0 s. --target webgpu converts for its kernels and arithmetic." in told
-    assert "Layers were compared on 1 of" in told
+    assert "Layers were compared on sample" in told
+    for number, sample in enumerate(onnxamp.random_samples(source, 2)):
+        np.savez(tmp_path / f"{number}.npz", **sample)
+    given = " ".join(run(*arguments, "--inputs", tmp_path, "--cure-time", "0").output.split())
+    assert "Layers were compared on 1 of 2 samples, in 0 s." in given
