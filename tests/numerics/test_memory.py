@@ -84,3 +84,19 @@ def test_memory_follows_the_budget(models: tuple[Path, Path], baseline: int) -> 
     unbounded = peak(*arguments, 100_000) - baseline
     assert bounded < weights_of(models) + 6 * BUDGET
     assert unbounded > bounded + values / 2, "a budget without effect"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks Linux for the peak")
+def test_the_search_for_hard_inputs_keeps_no_values(tmp_path: Path) -> None:
+    count, rows = 64, 512
+    value, body = "X", []
+    for i in range(count):
+        body.append(f"a{i} = Mul ({value}, {'kh'[i % 2]})")
+        value = f"a{i}"
+    ports = f"(float[{rows},{SIZE}] X) => (float[{rows},{SIZE}] Y)"
+    model = parse(f"{ports} <float k = {{2}}, float h = {{0.5}}> {{ {' '.join(body)} Y = Neg ({value}) }}")
+    onnx.save(model, tmp_path / "model.onnx")
+    arguments = ("convert", tmp_path / "model.onnx", "-o", tmp_path / "low.onnx", "-q", "--stress")
+    without, searched = (peak(*arguments, steps) for steps in (0, 4))
+    assert searched < without + count * rows * SIZE * 4 / 2
