@@ -100,10 +100,11 @@ class Format:
     @property
     def is_narrow(self) -> bool:
         """Whether its range is narrower than that of float32."""
-        return self.max_finite < _FLOAT32_MAX / 2
+        return self.max_finite < FLOAT32_MAX / 2
 
 
-_FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
+FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
+"""The largest finite number of float32."""
 
 FLOAT16: Final = Format(
     name="float16",

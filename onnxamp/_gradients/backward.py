@@ -4,10 +4,9 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-import numpy as np
 from onnx import ModelProto, TensorProto
 
-from onnxamp._facts.dtypes import FLOAT, FLOAT16, Format
+from onnxamp._facts.dtypes import FLOAT, FLOAT16, FLOAT32_MAX, Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._facts.providers import Profile
 from onnxamp._gradients.moves import by_moving
@@ -21,10 +20,6 @@ from onnxamp._runtime.piecewise.flow import DataflowGraph
 
 SUMMED: Final = "\n"
 """In place of a reader's name, the cost of summing the value up as the target does."""
-
-
-_LARGEST: Final = float(np.finfo(np.float32).max)
-"""The largest number of a gradient."""
 
 
 class Backward(NamedTuple):
@@ -195,8 +190,8 @@ class WrittenPiece:
         is_factor: bool = False,
     ) -> None:
         if is_factor:
-            # It takes a tenth of the time of Where, and an infinite gradient times an error of zero is no NaN either.
-            ends = gradient.like(-_LARGEST), gradient.like(_LARGEST)
+            # A finite gradient times an error of zero is zero. Clip takes a tenth of the time of Where.
+            ends = gradient.like(-FLOAT32_MAX), gradient.like(FLOAT32_MAX)
             change = gradient.op("Clip", *ends) * error
         else:
             # The gradient of a mask is infinite, or no number.

@@ -142,7 +142,7 @@ class KernelWindow(NamedTuple):
 
     @property
     def is_pointwise(self) -> bool:
-        """Whether the window is one position, and there is no padding."""
+        """Whether the kernel covers a single position and nothing is padded."""
         return set(self.kernel) == {1} and not any(self.pads)
 
     @property

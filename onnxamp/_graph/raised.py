@@ -4,11 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import copysign
-from typing import Final
 
-import numpy as np
-
-from onnxamp._facts.dtypes import FLOAT, Format
+from onnxamp._facts.dtypes import FLOAT, FLOAT32_MAX, Format
 from onnxamp._graph.constants import Constants
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.masks.paths import saturated
@@ -16,8 +13,6 @@ from onnxamp._graph.shapes import Shape
 from onnxamp._graph.types import Types
 from onnxamp._graph.view import Node
 from onnxamp._model.constant_stats import ConstantStats
-
-_LARGEST: Final = float(np.finfo(np.float32).max)
 
 
 @dataclass
@@ -36,7 +31,7 @@ class RaisedConstants(Constants):
             or abs(stored.uniform) not in self.saturated
         ):
             return stored
-        return ConstantStats(_LARGEST, copysign(_LARGEST, stored.uniform), 0.0)
+        return ConstantStats(FLOAT32_MAX, copysign(FLOAT32_MAX, stored.uniform), 0.0)
 
     def stored(self, value: int) -> ConstantStats | None:
         """Return the statistics of the numbers as they are stored; None if the value is not constant."""

@@ -20,12 +20,11 @@ import numpy as np
 from onnx import NodeProto
 
 from onnxamp._base.records import record
-from onnxamp._facts.dtypes import Format
+from onnxamp._facts.dtypes import FLOAT32_MAX, Format
 from onnxamp._graph.editor import GraphEditor
 
 _FLOAT32_MANTISSA: Final = 23
 """Bits of the mantissa of a float32 number that are stored."""
-_LOWEST: Final = float(np.finfo(np.float32).min)
 _NEARLY_LOWEST: Final = -3.4e38
 """A number so near the lowest one that masks hold none between, and far enough from it for any narrow type."""
 _AXES_ARE_INPUT: Final = 18
@@ -104,7 +103,7 @@ def _shifting_nodes(
     mirror = _SUBTRACTED if bound.is_capped else _ADDED
     assert bound.axis is not None
     largest, guarded, shifted, scaled, bump, _ = bound.names
-    least = _NEARLY_LOWEST if bound.is_emptying and low.is_narrow else _LOWEST
+    least = _NEARLY_LOWEST if bound.is_emptying and low.is_narrow else -FLOAT32_MAX
     lowest = editor.constant(np.float32(mirror.sign * least), "mask_lowest")
     # A low-precision number has the same steps as a float32 number that is larger by this factor.
     factor = editor.constant(

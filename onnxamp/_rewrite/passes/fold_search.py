@@ -13,7 +13,13 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxamp._base.records import record
 from onnxamp._decide.patterns.forms import find_forms
 from onnxamp._decide.patterns.fusion_groups import constant_batch_norms
-from onnxamp._facts.dtypes import ELEM_NUMBERS, FLOAT, LOW_TENSORS, element_name
+from onnxamp._facts.dtypes import (
+    ELEM_NUMBERS,
+    FLOAT,
+    FLOAT32_MAX,
+    LOW_TENSORS,
+    element_name,
+)
 from onnxamp._facts.ops import attribute
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.match import Kind, Match, form_table, only_reader
@@ -114,7 +120,7 @@ def _weights(
         largest = max(
             float(weight.max(initial=0)), -float(weight.min(initial=0))
         ) * np.abs(factor)
-    if not (np.concatenate((largest, np.abs(total))) < np.finfo(np.float32).max).all():
+    if not (np.concatenate((largest, np.abs(total))) < FLOAT32_MAX).all():
         return None
     names = graph.values[producer.inputs[1]].name, f"{producer.label}_bias"
     if producer.input(2) != ABSENT:

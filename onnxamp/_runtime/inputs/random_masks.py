@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import helper
 
-from onnxamp._facts.dtypes import FORMATS
+from onnxamp._facts.dtypes import FLOAT32_MAX, FORMATS
 from onnxamp._runtime.inputs.roles import Role, Use
 
 MASKS: Final = frozenset({Role.MASK, Role.ADDED, Role.SUBTRACTED})
@@ -63,4 +63,4 @@ def _lowest(dtype: "np.dtype[Any]") -> float:
     for low in FORMATS.values():
         if helper.tensor_dtype_to_np_dtype(low.elem) == dtype:
             return -low.max_finite
-    return float(np.finfo(np.float32).min)
+    return -FLOAT32_MAX
