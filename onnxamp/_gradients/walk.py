@@ -25,7 +25,8 @@ from onnxamp._gradients.writer import MIN_OPSET, Call, Forward, Rule, Tensor, Wr
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims, elements, symbolic_shapes
-from onnxamp._graph.view import ABSENT, Node, inline_functions, wire
+from onnxamp._graph.view import ABSENT, Node, inline_functions
+from onnxamp._graph.wiring import wire
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import opset_imports
 from onnxamp._options.doors import door

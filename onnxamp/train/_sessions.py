@@ -20,7 +20,7 @@ from onnxamp._base.errors import ArgumentError, CallOrderError, RuntimeFailure
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import symbolic_shapes
-from onnxamp._graph.view import wire
+from onnxamp._graph.wiring import wire
 from onnxamp._model.protos import copy_without
 from onnxamp._runtime.sessions.session import (
     EXACT,

@@ -13,7 +13,7 @@ from onnxamp._base.errors import OnnxAmpError
 from onnxamp._facts.dtypes import may_be_float
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph, graph_of
-from onnxamp._graph.view import leading_to
+from onnxamp._graph.wiring import leading_to
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copy_without
 from onnxamp._numerics.choices.close_calls import (

@@ -12,7 +12,7 @@ import numpy as np
 from onnxamp._base.errors import GradientError
 from onnxamp._facts.dtypes import Format, Range, may_be_float
 from onnxamp._graph.graph import Graph, graph_of
-from onnxamp._graph.view import wire
+from onnxamp._graph.wiring import wire
 from onnxamp._model.model import Model
 from onnxamp._numerics.unseen.climb import Climb, Seen, Watched
 from onnxamp._numerics.unseen.effort import Effort, work_of

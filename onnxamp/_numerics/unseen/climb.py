@@ -12,7 +12,7 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 from onnxamp._facts.dtypes import Range
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph, graph_of
-from onnxamp._graph.view import leading_to
+from onnxamp._graph.wiring import leading_to
 from onnxamp._model.model import Model
 from onnxamp._numerics.unseen.body_ranges import with_body_ranges
 from onnxamp._runtime.sessions.session import make_session, run

@@ -4,7 +4,8 @@ from collections.abc import Container, Iterable
 
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import Node, Wiring
+from onnxamp._graph.view import Node
+from onnxamp._graph.wiring import Wiring
 
 
 def fixed_values(

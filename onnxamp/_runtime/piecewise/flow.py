@@ -26,7 +26,8 @@ from onnxamp._facts.providers import Profile
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, carried_shapes, elements
 from onnxamp._graph.types import lowest_precision
-from onnxamp._graph.view import Node, View, Wiring, inline_functions, wire
+from onnxamp._graph.view import Node, View, inline_functions
+from onnxamp._graph.wiring import Wiring, wire
 from onnxamp._model.exponents import stored_exponents
 from onnxamp._model.model import Asked
 from onnxamp._model.protos import (
