@@ -89,8 +89,8 @@ def _beside(rows: Sequence[Facts]) -> str:
         f" {rows[0]['before']}, the last without stress and without proofs:"
         f" {sum(row['wall'] for row in alike) / before:.2f} for all of them together, and at most"
         f" {most['wall'] / most['wall before']:.2f}, of `{most['model']}`. Wanted are at most {MOST_TIMES}. Models with"
-        " a star are left out of this: they exceed 100 MB, or are repaired now, since further samples show that what that"
-        " commit wrote is wrong."
+        " a star are left out of this: they exceed 100 MB, or are repaired now, since further samples show that what"
+        " that commit wrote is wrong."
     )
 
 

@@ -18,6 +18,13 @@ from onnxamp._tuning.ranges import measured_ranges
 
 RNG = np.random.default_rng(0)
 
+
+@pytest.fixture(autouse=True)
+def _drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give each test the same numbers, whichever tests ran before."""
+    monkeypatch.setitem(globals(), "RNG", np.random.default_rng(0))
+
+
 CANCELS = "(float[2,256] X) => (float[2,64] Y) { h = MatMul (X, w) n = RMSNormalization (h, gain) Y = MatMul (n, v) }"
 """Half of the terms of ``h`` are large, the other half takes them back."""
 
