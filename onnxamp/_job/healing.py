@@ -321,19 +321,17 @@ class _Fallbacks:
         auto = replace(
             self.recipe, options=replace(options, level=Level.AUTO, rounding=rounding)
         )
+        # Its result is close to the limit, so the verdict takes as many.
+        compared = self.validator.comparison.run.samples
+        samples = further(compared, share=1.0) or compared
         search = replace(
             job.search,
             tolerance=tolerance,
             seconds=max(self.until - monotonic(), seconds * _MEASURING),
+            only=(self.refused.report.worst_sample or 0) if samples.made_up else None,
         )
-        # Its result is close to the limit, so the verdict takes as many.
-        compared = self.validator.comparison.run.samples
-        samples = further(compared, share=1.0) or compared
         run = replace(job.run, inputs=samples, state=None)
-        # The worst sample decides, and all of them verify what is found on it.
-        worst = self.refused.report.layers_on
-        only = (worst or 0) if samples.made_up else None
-        plan = measured_plan(job.model, auto.options, search, run, job.rounder, only)
+        plan = measured_plan(job.model, auto.options, search, run, job.rounder)
         if plan is not None:
             count = len(samples) if samples.made_up else 0
             command = auto.tuning(*self.command, tolerance, count)

@@ -183,18 +183,20 @@ class Comparison:
             RESULT: (probe.result_key, other),
         }
         part, report, tally = self._measured(probe, other, activity, memory)
-        groups = misses_parts(report)
-        is_missed = report.outputs and not report.passed
-        if tally is not None and is_missed and (layers is None or (layers and groups)):
-            thorough = replace(
-                probe, layers=True, groups=groups, generates=0, choices=False
-            )
-            compared = partial(self._compared, thorough, activity, part, memory)
-            samples = self.run.samples
-            is_enough = layers is None and samples.made_up and len(samples) > 1
-            only = tally.worst_sample(missed(report)) if is_enough else None
-            deep = self._judged(*compared(only=only, until=monotonic() + seconds))
-            report = _with_layers(report, deep, seconds, only)
+        if tally is not None and report.outputs and not report.passed:
+            worst = tally.worst_sample(missed(report))
+            report = replace(report, worst_sample=worst)
+            groups = misses_parts(report)
+            if layers is None or (layers and groups):
+                thorough = replace(
+                    probe, layers=True, groups=groups, generates=0, choices=False
+                )
+                compared = partial(self._compared, thorough, activity, part, memory)
+                samples = self.run.samples
+                is_enough = layers is None and samples.made_up and len(samples) > 1
+                only = worst if is_enough else None
+                deep = self._judged(*compared(only=only, until=monotonic() + seconds))
+                report = _with_layers(report, deep, seconds, only)
         report = replace(
             report, inputs=self.run.samples.summary, samples=self.run.samples.taken
         )
@@ -478,9 +480,7 @@ def _with_layers(
         seconds: the time that there was for it.
         only: the number of the one sample that it is about; None for all that there was time for.
     """
-    report = replace(
-        report, first_bad=deep.first_bad, layers=deep.layers, layers_on=only
-    )
+    report = replace(report, first_bad=deep.first_bad, layers=deep.layers)
     if only is not None:
         text = f"Layers were compared on sample {only}, the worst of {report.samples}."
         return replace(report, notes=(*report.notes, text))

@@ -230,8 +230,8 @@ class DiffReport(Shown):
     outputs: tuple[TensorDiff, ...] = ()
     judgements: tuple[Judgement, ...] = ()
     layers: tuple[LayerDiff, ...] = ()
-    layers_on: int | None = None
-    """The number of the one sample whose layers were compared, the worst of several random ones; None for all."""
+    worst_sample: int | None = None
+    """The number of the sample that shows best why outputs miss their limits; None if none does."""
     first_bad: FirstBad | None = None
     skipped: str | None = None
     failure: str | None = None

@@ -48,6 +48,8 @@ class Search:
     accept: "Accept | None" = None
     stress: int = STRESS
     """Steps toward inputs that are hard for a result: nodes whose values then leave the range stay in float32."""
+    only: int | None = None
+    """The number of the one sample that sensitivities are measured on; None for all. All of them verify results."""
 
     def __post_init__(self) -> None:
         if self.device != AUTO:  # which depends on the target

@@ -80,7 +80,6 @@ def tune(
     search: Search,
     run: Run,
     rounder: WeightRounder | None = None,
-    only: int | None = None,
 ) -> Tuned:
     """Search for the lowest precision that meets a tolerance; the plan of the outcome converts the model.
 
@@ -90,7 +89,6 @@ def tune(
         search: the tolerance, and how to search.
         run: the samples, and where and with whose help the model runs on them.
         rounder: rounds weights with compensation, if the options may ask for it.
-        only: the number of the one sample that sensitivities are measured on; None for all. All of them verify results.
 
     Raises:
         As :func:`onnxamp.tune_model`.
@@ -126,7 +124,6 @@ def tune(
             run=run,
             given=given,
             folder=folder,
-            only=only,
         )
         outcome = tuning.soundly(options, search)
         return replace(outcome.tuned, coarse=coarse)
@@ -153,7 +150,6 @@ class _Tuning(NamedTuple):
     run: Run
     given: Facts
     folder: Path
-    only: int | None
 
     def soundly(self, options: Options, search: Search) -> TuningOutcome:
         """Tune as the options say. If a bug makes a result wrong, the nodes around the fault stay in float32."""
@@ -302,7 +298,7 @@ class _Tuning(NamedTuple):
             rounder=self.rounder,
             is_eager=search.allow_slower or search.times == "measured",
             stress=search.stress,
-            only=self.only,
+            only=search.only,
             told=(*decided.prepared.refused, *([MADE_UP] if is_made_up else ())),
         )
 
@@ -369,7 +365,6 @@ def measured_plan(
     search: Search,
     run: Run,
     rounder: WeightRounder | None,
-    only: int | None,
 ) -> Plan | None:
     """Return the outcome of level auto; None if it lowers nothing, or if the model cannot be tuned.
 
@@ -381,11 +376,9 @@ def measured_plan(
         search: the tolerance, and the time limit of the search.
         run: the samples, and where models run on them.
         rounder: rounds weights, if the options ask for it.
-        only: the number of the one sample that sensitivities are measured on; None for all.
     """
-    asked = replace(search, allow_slower=True)
     try:
-        tuned = tune(model, options, asked, run, rounder, only)
+        tuned = tune(model, options, replace(search, allow_slower=True), run, rounder)
     except OnnxAmpError as error:
         _LOG.info("level auto cannot be measured: %s", error)
         return None

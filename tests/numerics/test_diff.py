@@ -56,12 +56,13 @@ def test_layers_are_compared_on_the_worst_of_several_random_samples() -> None:
     errors = [row.accumulated.rel_l2 for row in report.layers if row.accumulated is not None]
     assert errors == pytest.approx([report.outputs[0].rel_l2] * 2)
     number = report.outputs[0].worst_sample
-    assert number == report.layers_on
+    assert number == report.worst_sample
     assert number > 0
     assert f"Layers were compared on sample {number}, the worst of 8." in report.notes
     assert report.first_bad is not None
     assert report.first_bad.value == "a"
     every = diff_models(one, other, count=8, layers=True)
+    assert every.worst_sample == number
     assert len(every.layers) == 2
     assert every.layers[0].accumulated is not None
     assert every.layers[0].accumulated.elements == 8 * 4
