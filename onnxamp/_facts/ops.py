@@ -140,6 +140,7 @@ class OpFacts:
     running_sums: frozenset[str]
     saturating: frozenset[str]
     selections: frozenset[str]
+    squares: frozenset[str]
     steep: frozenset[str]
     thresholds: frozenset[str]
     undefined: frozenset[str]
@@ -169,6 +170,7 @@ class OpFacts:
     odds_arithmetic: frozenset[str]
     position_arithmetic: frozenset[str]
     spectral_arithmetic: frozenset[str]
+    transform_arithmetic: frozenset[str]
 
     # Columns
     moved_inputs: Mapping[str, range | tuple[int, ...]]
