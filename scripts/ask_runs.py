@@ -37,7 +37,7 @@ from onnxamp import OnnxAmpError
 from onnxamp._facts.dtypes import ELEM_NUMBERS
 from onnxamp._facts.targets import older_installed, release
 from onnxamp._graph.targets.freedom import Typed, runs_on
-from onnxamp._runtime.building import Child
+from onnxamp._runtime.child import Child
 from onnxamp._runtime.servers import answer_with
 from onnxamp._runtime.sessions.session import assigned_nodes, make_session, run
 

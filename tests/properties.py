@@ -24,8 +24,8 @@ from onnxamp._base.errors import OnnxAmpError, OpsetError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import infer_types
 from onnxamp._model.model import Model
-from onnxamp._runtime.building import Loaded, load_file
 from onnxamp._runtime.emulate import emulate
+from onnxamp._runtime.loading import Loaded, load_file
 
 
 @dataclass(frozen=True)

@@ -33,11 +33,11 @@ from onnxamp._model.model import Model, load_model
 from onnxamp._model.protos import fed_inputs
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._numerics.saturation import Saturation, may_saturate, saturation_of
-from onnxamp._runtime.building import OPENED, load_file
 from onnxamp._runtime.engines import CudaEngine, Engine, choose_engine
 from onnxamp._runtime.inputs.random_inputs import random_inputs
 from onnxamp._runtime.inputs.samples import draw_of
 from onnxamp._runtime.inputs.suited import suited
+from onnxamp._runtime.loading import OPENED, load_file
 from onnxamp._runtime.sessions.session import (
     Provider,
     assigned_nodes,

@@ -8,7 +8,7 @@ from onnxamp._facts.targets import CPU, version_of
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.targets.optimizers import optimizer_faults
 from onnxamp._model.model import Model
-from onnxamp._runtime.building import OPENED, load_file
+from onnxamp._runtime.loading import OPENED, load_file
 
 
 def broken_by_optimizers(graph: Graph, target: str) -> Iterator[Finding]:

@@ -49,8 +49,9 @@ def make_command(name: str, summary: str) -> click.Command:
 def run_command(command: str, /, **words: Any) -> None:
     """Import the module of a command, and run it with the custom ops that its options name."""
     with no_collections():  # modules stay, so that there is nothing to collect
-        from onnxamp._cli.setting import setting  # noqa: PLC0415 - imports onnx
+        from onnxamp._cli.setting import begin, setting  # noqa: PLC0415 - imports onnx
 
+        begin(words)
         run = _module_of(command).run
     with door(), setting(words):
         run(SimpleNamespace(**words))
@@ -88,8 +89,9 @@ class _DataCommand(click.Command):
         super().__init__(name, **form)
         self.usual = usual
 
+    @no_collections()
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse what was typed.
+        """Parse what was typed, for which numpy and onnx are imported.
 
         Raises:
             UsageError: an option is unknown; the message names the equivalents of other tools' options.

@@ -55,9 +55,9 @@ def run(given: Given) -> None:
         is_auto(given.level, given.tolerance, None, "auto", validates=given.validate)
     options = plan.options if plan else options_of(given)
     if given.validate and has_runtime():
-        from onnxamp._runtime.building import begin_loading  # noqa: PLC0415 - only what validates runs models
+        from onnxamp._runtime.sessions.session import choose_provider  # noqa: PLC0415 - only what validates runs models
 
-        begin_loading(given.provider)
+        choose_provider(given.provider)  # may fail, before a model is read
     model = Model.of(given.model)
     if plan is None:
         options = in_its_folder(given, options, model)

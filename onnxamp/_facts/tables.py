@@ -69,6 +69,7 @@ def target_json(device: str, name: str) -> dict[str, Any]:
     return data
 
 
+@cache
 def _table(device: str, name: str) -> dict[str, Any]:
     return tomllib.loads(_text(device, f"{name}.toml"))
 

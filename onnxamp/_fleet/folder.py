@@ -27,6 +27,7 @@ from onnxamp._fleet.entries import (
     remembered,
     written_by,
 )
+from onnxamp._fleet.index import write_index
 from onnxamp._fleet.job import FolderOptions, failed, run_job
 from onnxamp._fleet.models import check_options, find_jobs, index_of, size_of
 from onnxamp._fleet.outcome import (
@@ -236,8 +237,6 @@ def run_folder(
         shipped=shipped,
     )
     if index is not None:
-        from onnxamp._fleet.index import write_index  # noqa: PLC0415 - only pages need it
-
         write_index(report, index)
     return report
 

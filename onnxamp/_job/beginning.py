@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from onnxamp._base.optional import has_runtime
+from onnxamp._base.public import no_collections
 from onnxamp._base.state import opened
 from onnxamp._convert.misspelled import early_warnings, refuse_misspelled
 from onnxamp._facts.signature import declared_ops
@@ -86,6 +87,7 @@ def _measures(request: Request, run: Run) -> "Measures | None":
     if not (validates or request.measures or expects):
         return None
     # The door to all that runs models, which a conversion without measurements does not load.
-    from onnxamp._job.measuring import measures_of  # noqa: PLC0415
+    with no_collections():  # modules stay, so that there is nothing to collect
+        from onnxamp._job.measuring import measures_of  # noqa: PLC0415
 
     return measures_of(request, run)

@@ -30,16 +30,10 @@ from onnxamp._numerics.results import DiffReport
 from onnxamp._numerics.unseen.stress import Stress
 from onnxamp._options.options import Options
 from onnxamp._options.values import TOLERANCE, Level
-from onnxamp._runtime.building import (
-    OPENED,
-    Loaded,
-    build_engine,
-    can_build,
-    load_file,
-    the_loader,
-)
+from onnxamp._runtime.building import build_engine, can_build
 from onnxamp._runtime.engines import Session
 from onnxamp._runtime.inputs.samples import Samples
+from onnxamp._runtime.loading import OPENED, Loaded, load_file, the_loader
 from onnxamp._runtime.piecewise.memory import LOADING, free_bytes
 from onnxamp._runtime.requested import requested_samples
 from onnxamp._runtime.run import Run

@@ -31,7 +31,7 @@ from onnx import ModelProto
 
 from onnxamp._base.errors import ArgumentError, RuntimeFailure
 from onnxamp._base.temporary import temporary_folder
-from onnxamp._runtime.building import Child
+from onnxamp._runtime.child import Child
 from onnxamp._runtime.servers import answer_with
 from onnxamp._runtime.sessions.plugins import device_memory_used
 from onnxamp._runtime.sessions.session import (

@@ -1,4 +1,5 @@
-"""The processes that build engines and load models for :mod:`onnxamp._runtime.building`.
+"""The processes that build engines for :mod:`onnxamp._runtime.building`, and load models for
+:mod:`onnxamp._runtime.loading`.
 
 This module imports little, so that they start early.
 """
@@ -174,6 +175,7 @@ def _run(
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
     for library in libraries:
         options.register_custom_ops_library(library)
     session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])

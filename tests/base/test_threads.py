@@ -19,7 +19,7 @@ from graphs.case import parse
 from onnxamp import OnnxAmpError, convert_file, convert_model
 from onnxamp._base.public import no_collections
 from onnxamp._base.threads import Once, beside
-from onnxamp._runtime.building import Child
+from onnxamp._runtime.child import Child
 
 THREADS = 8
 

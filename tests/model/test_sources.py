@@ -22,6 +22,7 @@ from onnx import ModelProto, numpy_helper
 from stored import contents
 
 import onnxamp
+import onnxamp._numerics.comparison
 from onnxamp._fleet.entries import ModelJob
 from onnxamp._fleet.job import FolderOptions, run_job
 from onnxamp._model import model

@@ -17,7 +17,7 @@ import onnxamp
 from onnxamp._facts.tables import target_names, target_table
 from onnxamp._graph.targets import optimizers
 from onnxamp._graph.targets.optimizers import faulty_optimizers, known_optimizers, may_break
-from onnxamp._runtime.building import _blamed as blamed
+from onnxamp._runtime.loading import _blamed as blamed
 
 FUSION = "MatmulTransposeFusion"
 FLOAT, FLOAT16 = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16

@@ -15,7 +15,7 @@ from onnx import TensorProto, numpy_helper
 import onnxamp
 from onnxamp._base.executor import ending
 from onnxamp._model.model import Model
-from onnxamp._runtime.building import Loader, load_file
+from onnxamp._runtime.loading import Loader, load_file
 
 GOOD = "(float[2] x) => (float[2] y) { y = Neg (x) }"
 

@@ -5,6 +5,8 @@ The larger sample is the largest that the model accepts within a budget of work 
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from itertools import chain
 from math import prod
 from typing import Final, NamedTuple
@@ -12,15 +14,16 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from onnxamp._base.errors import OnnxAmpError
+from onnxamp._base.threads import beside
 from onnxamp._graph.determined import is_consistent, loop_trips
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.work import work_of
-from onnxamp._runtime.building import the_loader
 from onnxamp._runtime.engines import Session
 from onnxamp._runtime.inputs.draws import Draw
 from onnxamp._runtime.inputs.random_inputs import InputMaker
 from onnxamp._runtime.inputs.samples import Samples, drawn
+from onnxamp._runtime.loading import the_loader
 from onnxamp._runtime.piecewise.memory import free_bytes, peak_bytes
 from onnxamp._runtime.sessions.values import check_inputs
 from onnxamp._runtime.sizes import listed
@@ -127,36 +130,52 @@ def larger_draw(draw: Draw, reference: Session) -> OtherInputs | None:
     return OtherInputs(f"sizes beyond {listed(usual)}", why=why)
 
 
-def empty_draw(draw: Draw, reference: Session) -> OtherInputs | None:
-    """Return inputs with empty batches, of which the model makes empty outputs; None if there are none.
+class EmptyDraw:
+    """Inputs with empty batches, which another process tries first.
 
-    Args:
-        draw: the source of the usual inputs.
-        reference: the model.
+    Some kernels of ONNX Runtime divide by the number of elements, which ends the process: GatherND's did in 1.30.
     """
-    maker = draw.maker()
-    names = maker.named.batches - _fixed_sizes(maker)
-    if not names or reference.model.stock.size > _EMPTY_BYTES:
-        return None
-    sizes = dict.fromkeys(sorted(names), 0)
-    try:
-        empty = maker.sized({**draw.sizes, **sizes})
-        proto = reference.model.proto
-        feeds = check_inputs(proto, Draw.by(empty, draw.seed, {}).make(0))
-        # Some kernels of ONNX Runtime divide by the number of elements, which ends the process: GatherND's did in 1.30.
-        if not the_loader().runs(reference.model, feeds):
+
+    def __init__(self, draw: Draw, reference: Session) -> None:
+        """Begin to try them.
+
+        Args:
+            draw: the source of the usual inputs.
+            reference: the model.
+        """
+        self.draw = draw
+        self.reference = reference
+        self.maker: InputMaker | None = None
+        maker = draw.maker()
+        self.sizes = dict.fromkeys(
+            sorted(maker.named.batches - _fixed_sizes(maker)), 0
+        )
+        if not self.sizes or reference.model.stock.size > _EMPTY_BYTES:
+            return
+        with suppress(OnnxAmpError, MemoryError, ValueError):
+            empty = maker.sized({**draw.sizes, **self.sizes})
+            proto = reference.model.proto
+            feeds = check_inputs(proto, Draw.by(empty, draw.seed, {}).make(0))
+            self.runs = beside(partial(the_loader().runs, reference.model, feeds))
+            self.maker = empty
+
+    def inputs(self) -> OtherInputs | None:
+        """Return the inputs if the model makes empty outputs of them; None if it does not, or no batch is open."""
+        if self.maker is None or not self.runs():
             return None
-        session = _ran(reference, empty, draw.seed)
-    except (OnnxAmpError, MemoryError, ValueError):
-        return None
-    # What nothing makes numbers of, as a recurrent op without steps, leaves them undefined.
-    every = chain.from_iterable(
-        kept.values() for kept in session.outputs.kept.values()
-    )
-    if not session.outputs.kept or any(np.size(output) for output in every):
-        return None
-    samples = drawn(Draw.by(empty, draw.seed, sizes), empty.turns)
-    return OtherInputs(listed(sizes), samples, session)
+        try:
+            session = _ran(self.reference, self.maker, self.draw.seed)
+        except (OnnxAmpError, MemoryError, ValueError):
+            return None
+        # What nothing makes numbers of, as a recurrent op without steps, leaves them undefined.
+        every = chain.from_iterable(
+            kept.values() for kept in session.outputs.kept.values()
+        )
+        if not session.outputs.kept or any(np.size(output) for output in every):
+            return None
+        draw = Draw.by(self.maker, self.draw.seed, self.sizes)
+        samples = drawn(draw, self.maker.turns)
+        return OtherInputs(listed(self.sizes), samples, session)
 
 
 def _fixed_sizes(maker: InputMaker) -> frozenset[str]:
