@@ -32,7 +32,7 @@ from shapes import FULL, QUICK, Shape
 
 import onnxamp
 from onnxamp import BenchReport, bench_models, convert_model, diff_models
-from onnxamp._audit.bench import BenchOptions
+from onnxamp._numerics.speed.bench import BenchOptions
 from onnxamp._report.formats import as_data
 from onnxamp._runtime.sessions.session import choose_provider
 

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from onnxamp import train as train
     from onnxamp._audit import Audit as Audit
     from onnxamp._audit.audit import audit_model as audit_model
-    from onnxamp._audit.bench import BenchOptions as BenchOptions
-    from onnxamp._audit.bench import bench_models as bench_models
-    from onnxamp._audit.bench_results import BenchReport as BenchReport
     from onnxamp._audit.op_view import OpView as OpView
     from onnxamp._audit.op_view import describe_op as describe_op
     from onnxamp._base.errors import ArgumentError as ArgumentError
@@ -61,6 +58,9 @@ if TYPE_CHECKING:
     from onnxamp._numerics.limits import make_limits as make_limits
     from onnxamp._numerics.results import DiffReport as DiffReport
     from onnxamp._numerics.results import RunCheck as RunCheck
+    from onnxamp._numerics.speed.bench import BenchOptions as BenchOptions
+    from onnxamp._numerics.speed.bench import bench_models as bench_models
+    from onnxamp._numerics.speed.bench_results import BenchReport as BenchReport
     from onnxamp._options.options import Options as Options
     from onnxamp._report.progress import progress_bar as progress_bar
     from onnxamp._rewrite.passes.casts import (
@@ -90,8 +90,6 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "_audit.audit": ("audit_model",),
     "_audit": ("Audit",),
     "_fleet.folder": ("convert_folder",),
-    "_audit.bench": ("BenchOptions", "bench_models"),
-    "_audit.bench_results": ("BenchReport",),
     "_audit.op_view": ("OpView", "describe_op"),
     "_convert.plan": ("Plan", "load_plan"),
     "_base.errors": (
@@ -126,6 +124,8 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "_numerics.diff_models": ("diff_models",),
     "_numerics.limits": ("Limits", "make_limits"),
     "_numerics.results": ("DiffReport", "RunCheck"),
+    "_numerics.speed.bench": ("BenchOptions", "bench_models"),
+    "_numerics.speed.bench_results": ("BenchReport",),
     "_options.options": ("Options",),
     "_report.progress": ("progress_bar",),
     "_rewrite.passes.casts": ("remove_redundant_casts",),

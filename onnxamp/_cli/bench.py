@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from onnxamp._audit.bench import BenchOptions, bench_models
 from onnxamp._cli.common import Given, given_samples, show
+from onnxamp._numerics.speed.bench import BenchOptions, bench_models
 from onnxamp._report.bench import bench_report
 from onnxamp._report.progress import progress_bar
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Final
 
-from onnxamp._audit.bench_results import (
+from onnxamp._numerics.speed.bench_results import (
     Bench,
     BenchReport,
     OpTime,

@@ -16,7 +16,6 @@ from typing import Final
 
 from onnx import ModelProto
 
-from onnxamp._audit.bench import BenchOptions, bench_models
 from onnxamp._base.errors import RuntimeFailure
 from onnxamp._convert.analysis import Analysis, solve
 from onnxamp._convert.compensation import with_rounding
@@ -32,6 +31,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._model.blobs import WeightConverter
 from onnxamp._model.model import Model
 from onnxamp._model.saving import save_model
+from onnxamp._numerics.speed.bench import BenchOptions, bench_models
 from onnxamp._numerics.unseen.body_ranges import ROUNDS
 from onnxamp._numerics.unseen.stress import Stress
 from onnxamp._runtime.engines import Engine, SampleCache

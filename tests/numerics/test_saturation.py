@@ -11,9 +11,9 @@ from onnx import ModelProto, numpy_helper
 from quantized import images, quantized
 
 import onnxamp
-from onnxamp._audit.bench import BenchOptions
 from onnxamp._model.model import Model
 from onnxamp._numerics import saturation
+from onnxamp._numerics.speed.bench import BenchOptions
 from onnxamp._runtime.sessions.session import make_session
 
 FEEDS = images(1, seed=7)

@@ -12,8 +12,8 @@ from graphs.case import add_weights, parse
 
 import onnxamp
 from onnxamp import BenchReport, FolderReport
-from onnxamp._audit.bench_results import Bench, Latency, TimeRatio, Timing
 from onnxamp._fleet.outcome import ModelOutcome
+from onnxamp._numerics.speed.bench_results import Bench, Latency, TimeRatio, Timing
 
 LATENCY = Latency(0.1, 0.01, 0.011, 0.012, 100)
 BENCH = BenchReport(

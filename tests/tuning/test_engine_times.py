@@ -11,8 +11,8 @@ from onnx import ModelProto, numpy_helper
 
 import onnxamp
 from onnxamp import RuntimeFailure, bench_models
-from onnxamp._audit.bench import BenchOptions
 from onnxamp._convert.analysis import low_nodes, solve
+from onnxamp._numerics.speed.bench import BenchOptions
 from onnxamp._runtime.sessions.plugins import engine_called
 from onnxamp._runtime.sessions.session import choose_provider, make_session
 from onnxamp._tuning.choices.solver import CandidateSolver

@@ -17,7 +17,11 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from onnxamp._audit.bench_results import (
+from onnxamp._base.public import no_collections
+from onnxamp._facts.dtypes import FORMATS, LOWEST_FIRST
+from onnxamp._facts.ops import op_facts
+from onnxamp._facts.tables import read_table
+from onnxamp._numerics.speed.bench_results import (
     Bench,
     Latency,
     OpTime,
@@ -25,10 +29,6 @@ from onnxamp._audit.bench_results import (
     TimeRatio,
     Timing,
 )
-from onnxamp._base.public import no_collections
-from onnxamp._facts.dtypes import FORMATS, LOWEST_FIRST
-from onnxamp._facts.ops import op_facts
-from onnxamp._facts.tables import read_table
 from onnxamp._runtime.profile import (
     engine_kernels,
     is_dispatch_only,

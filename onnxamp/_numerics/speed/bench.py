@@ -12,8 +12,17 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from onnx import ModelProto
 
-from onnxamp._audit.bench_results import Bench, BenchReport, Slowdown, Timing
-from onnxamp._audit.timing import (
+from onnxamp._base.errors import ArgumentError, RuntimeFailure
+from onnxamp._base.paths import as_path, is_remote
+from onnxamp._base.temporary import temporary_folder
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.types import lowest_precision
+from onnxamp._model.model import Model, load_model
+from onnxamp._model.protos import fed_inputs
+from onnxamp._model.sources import unchanged_sources
+from onnxamp._numerics.saturation import Saturation, may_saturate, saturation_of
+from onnxamp._numerics.speed.bench_results import Bench, BenchReport, Slowdown, Timing
+from onnxamp._numerics.speed.timing import (
     Clock,
     Evidence,
     find_causes,
@@ -24,15 +33,6 @@ from onnxamp._audit.timing import (
     timed,
     warm_up,
 )
-from onnxamp._base.errors import ArgumentError, RuntimeFailure
-from onnxamp._base.paths import as_path, is_remote
-from onnxamp._base.temporary import temporary_folder
-from onnxamp._graph.graph import Graph
-from onnxamp._graph.types import lowest_precision
-from onnxamp._model.model import Model, load_model
-from onnxamp._model.protos import fed_inputs
-from onnxamp._model.sources import unchanged_sources
-from onnxamp._numerics.saturation import Saturation, may_saturate, saturation_of
 from onnxamp._runtime.engines import CudaEngine, Engine, choose_engine
 from onnxamp._runtime.inputs.random_inputs import random_inputs
 from onnxamp._runtime.inputs.samples import draw_of

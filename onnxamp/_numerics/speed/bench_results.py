@@ -119,7 +119,7 @@ class Bench:
 
 @record
 class Slowdown:
-    """Something that slows a model down. :mod:`onnxamp._audit.timing` lists the kinds."""
+    """Something that slows a model down. :mod:`onnxamp._numerics.speed.timing` lists the kinds."""
 
     model: str
     kind: str

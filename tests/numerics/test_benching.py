@@ -14,9 +14,10 @@ from commands import CLASSIFIER, is_one_sentence, report_of, run
 from graphs.case import parse
 
 from onnxamp import ArgumentError, RuntimeFailure, bench_models, convert_model
-from onnxamp._audit.bench import BenchOptions
-from onnxamp._audit.bench_results import Bench, BenchReport, Latency, OpTime, Slowdown, TimeRatio, Timing
-from onnxamp._audit.timing import (
+from onnxamp._facts.kernels import kernel_table
+from onnxamp._numerics.speed.bench import BenchOptions
+from onnxamp._numerics.speed.bench_results import Bench, BenchReport, Latency, OpTime, Slowdown, TimeRatio, Timing
+from onnxamp._numerics.speed.timing import (
     Evidence,
     Timed,
     executed,
@@ -31,7 +32,6 @@ from onnxamp._audit.timing import (
     timed,
     warm_up,
 )
-from onnxamp._facts.kernels import kernel_table
 from onnxamp._report.bench import bench_report
 from onnxamp._report.formats import document
 from onnxamp._report.terminal import as_text

@@ -1,0 +1,1 @@
+"""The time that models take, measured side by side."""
