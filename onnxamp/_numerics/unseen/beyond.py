@@ -90,7 +90,7 @@ def find_beyond(
     excursions = list(branches.found() if runs else branches.named())
     not_run = [*branches.refused, *_idle_loops(reference, at_hand)]
     if runs and samples.draw is not None:
-        other = _OtherInputs(reference, samples.draw)
+        other = _OtherInputs(reference, samples, samples.draw)
         excursions += other.found()
         not_run += other.refused
     return Beyond(tuple(excursions), tuple(not_run))
@@ -103,8 +103,9 @@ class _OtherInputs:
         refused: clauses about those that cannot be run.
     """
 
-    def __init__(self, reference: Session, draw: Draw) -> None:
+    def __init__(self, reference: Session, samples: Samples, draw: Draw) -> None:
         self.reference = reference
+        self.samples = samples
         self.draw = draw
         self.refused = list[str]()
 
@@ -116,10 +117,12 @@ class _OtherInputs:
         yield from self._tried(larger)
         yield from self._tried(empty.inputs())
         if larger is None or larger.samples is None or larger.reference is None:
-            yield from _masks(draw, reference)
+            yield from _masks(self.samples, draw, reference)
         else:
-            yield from _masks(larger.samples.draw or draw, larger.reference)
-        feeds = check_inputs(reference.model.proto, draw.make(0))
+            yield from _masks(
+                larger.samples, larger.samples.draw or draw, larger.reference
+            )
+        feeds = check_inputs(reference.model.proto, self.samples[0])
         for trips in other_trips(reference, feeds):
             yield from self._tried(trips)
 
@@ -133,10 +136,10 @@ class _OtherInputs:
             yield Excursion(inputs.what, inputs.samples, inputs.reference)
 
 
-def _masks(draw: Draw, reference: Session) -> Iterator[Excursion]:
-    """Yield comparisons on masks that keep all elements of a row, or none, where no sample has such rows."""
+def _masks(samples: Samples, draw: Draw, reference: Session) -> Iterator[Excursion]:
+    """Yield comparisons on masks that keep all elements of a row, or none, where no sample of a draw has such rows."""
     maker = draw.maker()
-    feeds = draw.make(0)
+    feeds = samples[0]
     for keeps, kept in ((True, "all"), (False, "none")):
         masks = maker.masked(feeds, keeps=keeps)
         changed = {
