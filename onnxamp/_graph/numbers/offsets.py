@@ -82,4 +82,4 @@ def _are_differences(weights: _Weights) -> bool:
     if not (is_balanced.all() and lengths.any()):
         return False
     steps = np.round(magnitudes / magnitudes.max(), 6)
-    return np.unique(steps[steps > 0]).size <= _DIFFERENT
+    return len(set(steps[steps > 0].tolist())) <= _DIFFERENT

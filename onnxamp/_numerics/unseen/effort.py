@@ -106,7 +106,10 @@ def _climbs(steps: int, runs: int) -> tuple[int, int]:
     """Return how many climbs so many runs allow, and the steps of each."""
     enough = min(steps, _FEW_STEPS)
     most = min(steps, runs // 2 - 1)
-    return (2, most) if most >= enough else (1, min(steps, runs - 1))
+    if most >= enough:
+        return 2, most
+    # A run begins each climb, and one looks at all values where it ends.
+    return 1, min(steps, max(runs - 2, 1))
 
 
 class ErrorEffort(NamedTuple):

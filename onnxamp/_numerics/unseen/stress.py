@@ -207,10 +207,10 @@ class Stress(NamedTuple):
         if not self.steps or not movable or reference.stock.size > _BYTES:
             return None
         try:
-            model = sized(_upgraded(reference), given[0])
-            effort = Effort.within(self.steps, work_of(model, given[0]))
+            effort = Effort.within(self.steps, work_of(reference, given[0]))
             if not effort.has_lesser:
                 return None
+            model = sized(_upgraded(reference), given[0])
             tie = near_tie(model, movable, given[0], names, effort.steps)
         except OnnxAmpError:
             return None
