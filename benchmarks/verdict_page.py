@@ -74,29 +74,23 @@ def _values(facts: Facts, rows: Sequence[Facts]) -> list[str]:
         sizes = [_short(row.get(name)) for name in ("largest, random", "largest, stressed")]
         errors = [_short(row[name]) for name in ("error, samples", "error, hard inputs")]
         took = f"{row['seconds'] / row['seconds without stress']:.2f}"
-        wall = f"{row['wall'] / row['wall before']:.2f}{'' if _is_alike(row) else ' *'}"
+        wall = f"{row['wall'] / row['wall before']:.2f}{'' if row['bytes'] <= MOST_BYTES else ' *'}"
         cells.append((row["model"], proven, value, *sizes, *errors, took, wall))
     return [fill(text, WIDTH), "", *_table(titles, cells)]
 
 
 def _beside(rows: Sequence[Facts]) -> str:
     """Return how wall times compare with those before there was stress."""
-    alike = [row for row in rows if _is_alike(row)]
-    before = sum(row["wall before"] for row in alike)
-    most = max(alike, key=lambda row: float(row["wall"] / row["wall before"]))
+    small = [row for row in rows if row["bytes"] <= MOST_BYTES]
+    before = sum(row["wall before"] for row in small)
+    most = max(small, key=lambda row: float(row["wall"] / row["wall before"]))
     return (
         "The last column is the wall time of the default command on all cores beside that of commit"
         f" {rows[0]['before']}, the last without stress and without proofs:"
-        f" {sum(row['wall'] for row in alike) / before:.2f} for all of them together, and at most"
+        f" {sum(row['wall'] for row in small) / before:.2f} for all of them together, and at most"
         f" {most['wall'] / most['wall before']:.2f}, of `{most['model']}`. Wanted are at most {MOST_TIMES}. Models with"
-        " a star are left out of this: they exceed 100 MB, or are repaired now, since further samples show that what"
-        " that commit wrote is wrong."
+        " a star exceed 100 MB, and are left out of this."
     )
-
-
-def _is_alike(row: Facts) -> bool:
-    """Return whether a model of up to 100 MB had the same outcome before."""
-    return row["repaired"] == row["repaired before"] and row["bytes"] <= MOST_BYTES
 
 
 def _alarms(facts: Facts, rows: Sequence[Facts]) -> list[str]:
