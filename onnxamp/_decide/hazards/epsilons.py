@@ -13,7 +13,6 @@ from onnxamp._decide.kinds import (
     computing,
     in_range,
 )
-from onnxamp._decide.spectra import small_numbers
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._graph.graph import Graph
@@ -84,9 +83,7 @@ def _guarded(
     for guarded in walks.follow(node, number):
         yield Hazard(guarded.node, KIND, why, rare, guarded.value)
         if guarded.is_end and graph.nodes[guarded.node].key == "Log":
-            why = f"computes small numbers for the guarded {node.label!r}"
-            for small in small_numbers(graph, node):
-                yield Hazard(small.index, KIND, why)
+            yield from _small_numbers(graph, node)
 
 
 def _only_guards(graph: Graph, use: "_Use", walks: GuardWalks) -> bool:
@@ -203,6 +200,25 @@ def inverses(graph: Graph, low: Format) -> Iterator[Hazard]:
             value=value,
             unless=in_range(graph, node, low),
         )
+
+
+def _small_numbers(graph: Graph, node: Node) -> Iterator[Hazard]:
+    """Yield ops that compute the argument of a guarded logarithm, where a tiny epsilon implies tiny values."""
+    walk = op_facts().spectral_arithmetic
+    stack = [node]
+    seen = {node.index}
+    while stack and len(seen) < _SPECTRAL_REACH:
+        for _, value in graph.float_inputs(stack.pop()):
+            producer = graph.producer(value, *walk)
+            if producer is not None and producer.index not in seen:
+                seen.add(producer.index)
+                stack.append(producer)
+                why = f"computes small numbers for the guarded {node.label!r}"
+                yield Hazard(producer.index, KIND, why)
+
+
+_SPECTRAL_REACH = 16
+"""Limit on the nodes visited upstream of a guarded logarithm."""
 
 
 def _is_lost(number: float, low: Format, key: str) -> bool:
