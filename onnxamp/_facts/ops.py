@@ -143,6 +143,7 @@ class OpFacts:
     squares: frozenset[str]
     steep: frozenset[str]
     thresholds: frozenset[str]
+    transforms: frozenset[str]
     undefined: frozenset[str]
     uninferable: frozenset[str]
     vanishing: frozenset[str]

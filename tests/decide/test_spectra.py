@@ -1,4 +1,4 @@
-"""Spectra of inputs before a logarithm: quiet bins beside loud ones, which random inputs do not have."""
+"""Spectra of inputs before a logarithm or a division: quiet bins beside loud ones, which random inputs do not have."""
 
 import numpy as np
 import pytest
@@ -21,6 +21,12 @@ WEIGHTS = {
     "v": RNG.standard_normal((8, 16, 3)).astype(np.float32) / 8,
     "columns": COSINES.T,
     "frames": np.arange(0, 961, 16)[:, None] + np.arange(64)[None],
+    "window": np.float32(WINDOW),
+    "step": np.array(16),
+    "length": np.array(64),
+    "last": np.array([3]),
+    "ones": np.ones(16, np.float32),
+    "zeros": np.zeros(16, np.float32),
 }
 NUMBERS = """<float two = {2}, float one = {1}, float scale = {1e4}, float tiny = {1e-10}, float some = {1e-3},
     int64[1] axis = {1}>"""
@@ -39,6 +45,11 @@ SPECTRA = {
         t = Transpose <perm = [0, 2, 1]> (s) m = MatMul (filters, t) c = Clip (m, tiny) f = Log (c)""",
     "means": """h = Conv (x, cosines) a = Mul (h, h) p = AveragePool <kernel_shape = [16], strides = [16]> (a)
         m = MatMul (filters, p) c = Clip (m, tiny) f = Log (c)""",
+    "of a transform": """h = Transpose <perm = [0, 2, 1]> (x) s = STFT <onesided = 1> (h, step, window, length)
+        a = Mul (s, s) q = ReduceSum <keepdims = 0> (a, last) t = Transpose <perm = [0, 2, 1]> (q)
+        m = MatMul (filters, t) c = Clip (m, tiny) f = Log (c)""",
+    "normalized": f"{POWER} f = InstanceNormalization <epsilon = 1e-8> (m, ones, zeros)",
+    "by their means": f"{POWER} u = ReduceMean <axes = [2]> (m) c = Add (u, tiny) f = Div (m, c)",
     "of what is left of a mean": f"""mu = ReduceMean <axes = [2]> (x) d = Sub (x, mu)
         {POWER.replace("(x,", "(d,")} c = Clip (m, tiny) f = Log (c)""",
 }  # fmt: skip
@@ -67,8 +78,13 @@ def test_spectra_of_speech_are_right(form: str, dtype: str) -> None:
     model = model_of(SPECTRA[form])
     result = onnxamp.convert_model(model, dtype=dtype)
     assert onnxamp.diff_models(model, result, speech()).passed
-    plan = onnxamp.plan_model(model, dtype=dtype)
+
+
+@pytest.mark.parametrize("form", SPECTRA)
+def test_the_network_behind_a_spectrum_is_low(form: str) -> None:
+    plan = onnxamp.plan_model(model_of(SPECTRA[form]))
     assert {row.low for row in plan.rows if row.op == "Tanh"} == {True}
+    assert {row.low for row in plan.rows if row.reason == "spectrum"} == {False}
 
 
 def test_the_same_in_low_precision_is_wrong() -> None:

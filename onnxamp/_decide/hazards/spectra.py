@@ -2,11 +2,12 @@
 
 A bin of a spectrum is a sum of large products that cancel. Next to a loud bin, low precision loses a quiet one in the
 rounding of these products: 66 dB below it in float16, 42 dB in bfloat16. The square and the logarithm after it make an
-absolute error of the relative one. Random inputs hardly show that, because noise has no quiet bins.
+absolute error of the relative one. So does a division of each bin by its own mean, or its normalization. Random inputs
+hardly show that, because noise has no quiet bins.
 """
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind
 from onnxamp._facts.dtypes import Format
@@ -16,19 +17,13 @@ from onnxamp._graph.view import Node
 
 
 def spectra(graph: Graph) -> Iterator[Hazard]:
-    """Yield the nodes from the inputs of a model to a logarithm of their spectrum, both ends included.
-
-    A spectrum is a square of sums of products, which sums, products and moves of data make of inputs. Filters, means
-    and bounds may follow it.
+    """Yield the nodes from the inputs of a model to the logarithm of their spectrum, or to a division by it, both ends
+    included.
 
     Complexity: linear.
     """
-    ends = list(graph.nodes_of(op_facts().logarithms))
-    spectral = _spectral_values(graph) if ends else set()
     seen = set[int]()
-    for end in ends:
-        if end.input(0) not in spectral:
-            continue
+    for end in _ends(graph, _signals(graph)):
         why = f"computes the spectrum for {end.label!r}"
         stack = [end]
         while stack:
@@ -41,30 +36,61 @@ def spectra(graph: Graph) -> Iterator[Hazard]:
             stack += [maker for maker in makers if maker is not None]
 
 
-def _spectral_values(graph: Graph) -> set[int]:
-    """Return the values that are spectra of inputs, and computed of nothing else."""
+class _Signals(NamedTuple):
+    """Values that sums, products and moves of data make of the inputs of a model, and of nothing else.
+
+    Attributes:
+        every: all of them.
+        spectral: those that are spectra: squares of sums of products, and what filters, means and bounds make of them.
+    """
+
+    every: set[int]
+    spectral: set[int]
+
+
+def _signals(graph: Graph) -> _Signals:
+    """Find the signals of a graph, and the spectra among them."""
     facts = op_facts()
     arithmetic = facts.spectral_arithmetic | facts.transform_arithmetic
-    signals = set[int]()
+    transforms = facts.contractions | facts.transforms
+    waiting = [*graph.scopes[0].inputs]
+    every = set(waiting)
     transformed = set[int]()
     spectral = set[int]()
-    for node in graph.computing:
-        read = graph.computed_inputs(node)
-        is_spectral = not spectral.isdisjoint(read)
-        is_bound = is_spectral and node.key in facts.bounds
-        if node.key not in arithmetic and not is_bound:
-            continue
-        if not all(
-            value in signals or graph.producer(value) is None for value in read
-        ):
-            continue
-        signals.update(node.writes)
-        is_transformed = not transformed.isdisjoint(read)
-        if is_transformed or node.key in facts.contractions:
-            transformed.update(node.writes)
-        if is_spectral or (is_transformed and _is_square(node)):
-            spectral.update(node.writes)
-    return spectral
+    while waiting:
+        for node, _ in graph.consumers(waiting.pop()):
+            read = graph.computed_inputs(node)
+            if not every.isdisjoint(node.writes) or not every.issuperset(read):
+                continue
+            is_spectral = not spectral.isdisjoint(read)
+            is_bound = is_spectral and node.key in facts.bounds
+            if node.key not in arithmetic and not is_bound:
+                continue
+            is_transformed = not transformed.isdisjoint(read)
+            if is_transformed or node.key in transforms:
+                transformed.update(node.writes)
+            if is_spectral or (is_transformed and _is_square(node)):
+                spectral.update(node.writes)
+            every.update(node.writes)
+            waiting += node.writes
+    return _Signals(every, spectral)
+
+
+def _ends(graph: Graph, signals: _Signals) -> list[Node]:
+    """Return the nodes that make much of quiet parts of spectra."""
+    facts = op_facts()
+    spectral = signals.spectral
+    found = dict[int, Node]()
+    for value in spectral:
+        for node, port in graph.consumers(value):
+            is_normalized = node.key in facts.centering_channels and port == 0
+            is_divisor = port in facts.divisors.get(node.key, ())
+            is_quotient = is_divisor and spectral.issuperset(
+                graph.computed_inputs(node)
+            )
+            if node.key in facts.logarithms or is_normalized or is_quotient:
+                found[node.index] = node
+    return [found[index] for index in sorted(found)]
 
 
 def _is_square(node: Node) -> bool:
@@ -75,12 +101,13 @@ def _is_square(node: Node) -> bool:
 
 class _Spectra(HazardKind):
     value = "spectrum"
-    title = "low precision loses the quiet parts of a spectrum before its logarithm"
-    looks_at = ("logarithms",)
+    title = "low precision loses the quiet parts of a spectrum"
+    looks_at = ("logarithms", "divisors", "centering_channels")
     is_measurable = True
     fault = Fault(
         Effect.ROUNDS_AWAY,
-        "computes a spectrum in LOW before its logarithm, which makes much of quiet parts that rounding loses",
+        "computes a spectrum in LOW, whose quiet parts rounding loses, before a logarithm or a division that makes much"
+        " of them",
     )
 
     def find(self, graph: Graph, _low: Format, /) -> Iterator[Hazard]:
