@@ -83,12 +83,12 @@ def _ends(graph: Graph, signals: _Signals) -> list[Node]:
     found = dict[int, Node]()
     for value in spectral:
         for node, port in graph.consumers(value):
+            divides = port in facts.divisors.get(node.key, ())
+            read = graph.computed_inputs(node)
+            # A norm divides what it is computed of, not its square.
+            is_quotient = divides and len(read) > 1 and spectral.issuperset(read)
             is_normalized = node.key in facts.centering_channels and port == 0
-            is_divisor = port in facts.divisors.get(node.key, ())
-            is_quotient = is_divisor and spectral.issuperset(
-                graph.computed_inputs(node)
-            )
-            if node.key in facts.logarithms or is_normalized or is_quotient:
+            if is_quotient or is_normalized or node.key in facts.logarithms:
                 found[node.index] = node
     return [found[index] for index in sorted(found)]
 
