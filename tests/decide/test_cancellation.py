@@ -241,3 +241,12 @@ def test_schedules_of_diffusion_keep_their_first_steps(dtype: str, options: dict
     for step in (1, 20, 900):
         report = onnxamp.diff_models(model, result, samples=[{"t": np.array([step]), "x": x}])
         assert report.outputs[0].rel_l2 < 0.01, step
+
+
+def test_a_matrix_of_steps_may_pass_the_first_number_on() -> None:
+    """A step needs the digits of both numbers, whatever the result at the border is."""
+    model = parse(f"{ROWS} {{ d = MatMul (x, steps) y = MatMul (d, w) }}")
+    steps = np.eye(64, dtype=np.float32) - np.eye(64, k=1, dtype=np.float32)
+    model = add_weights(model, {"steps": steps, "w": np.eye(64, dtype=np.float32)})
+    kept = {row.node for row in onnxamp.plan_model(model).rows if row.reason == "cancellation" and not row.low}
+    assert len(kept) == 1
