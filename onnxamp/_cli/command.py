@@ -50,10 +50,10 @@ def run_command(command: str, /, **words: Any) -> None:
     """Import the module of a command, and run it with the custom ops that its options name."""
     with no_collections():  # modules stay, so that there is nothing to collect
         from onnxamp._cli.setting import begin, setting  # noqa: PLC0415 - imports onnx
-
-        begin(words)
-        run = _module_of(command).run
     with door(), setting(words):
+        begin(words)
+        with no_collections():
+            run = _module_of(command).run
         run(SimpleNamespace(**words))
 
 

@@ -717,6 +717,13 @@ def test_verbose_shows_tracebacks() -> None:
     assert sentence == "Cannot read 'nothing.onnx': No such file or directory. Check the path.\n"
 
 
+def test_a_name_that_no_system_takes_is_one_sentence() -> None:
+    """It is looked at before the command's own modules are there."""
+    result = run("convert", f"{'a' * 300}.onnx", "-o", "low.onnx")
+    assert (result.exit_code, is_one_sentence(result)) == (1, True)
+    assert "File name too long" in result.output
+
+
 @pytest.mark.parametrize(("arguments", "said"), [
     (("convrt",), "No such command 'convrt'. Did you mean 'convert'?"),
     (("m y.onnx",), "No such command 'm y.onnx'. To convert it: onnxamp convert 'm y.onnx'"),
