@@ -288,6 +288,8 @@ def _verdict(conversion: Conversion, validation: DiffReport | None) -> Headline:
         why = (_why_nothing(conversion),)
         if status is Status.PASSED and not more and plan.level != "O0":
             status = Status.NO_GAIN
+    else:
+        why = (*why, *_why_most(conversion))
     if validation is None:
         why = (*why, "The result was not compared with the original.")
         return Headline(status, f"{head}; not validated.", why)
@@ -372,6 +374,18 @@ def _why_nothing(conversion: Conversion) -> str:
     ((reason, _),) = reasons.most_common(1)
     general = f"Most nodes stay in float32, each for this reason: {title_of(reason)}."
     return _NOTHING.get(reason, general)
+
+
+def _why_most(conversion: Conversion) -> Iterator[str]:
+    """Yield the hazard that keeps most nodes in float32, if one does."""
+    plan = conversion.plan
+    kept = {(row.reason, row.node) for row in _decisive_hazards(plan) if not row.low}
+    reasons = Counter(reason for reason, _ in kept)
+    nodes = conversion.summary.nodes
+    floats = sum(nodes.values()) - nodes.get("no floats", 0)
+    for reason, times in reasons.most_common(1):
+        if 2 * times > floats:
+            yield f"Most nodes stay in float32: {title_of(reason)}."
 
 
 _FOLLOWING: Final = ("constant", "tie", "exact op")

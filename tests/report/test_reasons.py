@@ -94,3 +94,17 @@ def test_the_limit_of_a_part_names_it() -> None:
     saved(add_weights(parse(text), {"w": np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)}))
     limits = run("convert", "model.onnx", "-v").output.partition("Limits")[2]
     assert "relative L2 error of its part 'h'" in limits
+
+
+@pytest.mark.parametrize("layers", [1, 9])
+def test_the_hazard_that_keeps_most_nodes_is_named(layers: int) -> None:
+    """A reader sees at once why little is low, and nothing of hazards of a few nodes."""
+    spectrum = "c = Conv (x, w) p = Mul (c, c) b = Clip (p, floor) h0 = Log (b)"
+    network = " ".join(f"h{number + 1} = MatMul (v, h{number})" for number in range(layers))
+    model = parse(
+        f"""(float[1,1,64] x) => (float[1,8,49] h{layers}) <float floor = {{1e-6}}> {{ {spectrum} {network} }}"""
+    )
+    saved(add_weights(model, {"w": (8, 1, 16), "v": (8, 8)}), "model.onnx")
+    told = run("convert", "model.onnx").output
+    is_told = "Most nodes stay in float32: low precision loses the quiet parts of a spectrum." in told
+    assert is_told == (layers == 1), told
