@@ -51,3 +51,25 @@ def test_the_phase_of_a_voice_is_right(form: str, dtype: str) -> None:
     voice = np.float32(200 + 40 * np.sin(np.arange(FRAMES) / 5))[None, None]
     assert onnxamp.diff_models(model, result, {"x": voice}).passed
     assert {row.low for row in onnxamp.plan_model(model).rows if row.op == "Tanh"} == {True}
+
+
+def test_a_predicted_frequency_is_not_rounded() -> None:
+    """Errors of single frames add up to a wrong phase; the network before the last product is low all the same."""
+    model = parse(f"""(float[1,16,N] x) => (float[1,8,M] y) {NUMBERS[:-1]}, float one = {{1}}> {{
+        h = Conv <pads = [1, 1]> (x, v) a = LeakyRelu (h) k = Conv <pads = [1, 1]> (a, u, mean)
+        f = Resize <mode = "nearest"> (k, , up) r = Div (f, rate) m = Mod <fmod = 1> (r, one) c = CumSum (m, time)
+        p = Mul (c, turn) s = Sin (p) g = Conv (s, w) y = Tanh (g) }}""")
+    draw = np.random.default_rng(1)
+    weights = {
+        "v": draw.standard_normal((32, 16, 3)) / 7,
+        "u": draw.standard_normal((1, 32, 3)) * 2,
+        "mean": np.array([200.0]),
+        "w": draw.standard_normal((8, 1, 9)) / 3,
+    }
+    for name, array in weights.items():
+        model.graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), name))
+    rows = {row.key.partition(":")[0]: row.low for row in onnxamp.plan_model(model).rows}
+    assert (rows["h"], rows["k"], rows["m"], rows["g"]) == (True, False, False, True)
+    result = onnxamp.convert_model(model)
+    features = draw.standard_normal((1, 16, 256)).astype(np.float32)
+    assert onnxamp.diff_models(model, result, {"x": features}).passed

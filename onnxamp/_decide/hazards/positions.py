@@ -33,6 +33,7 @@ _EXACT = "leads to an op that needs exact positions"
 _RESULT = "leads to a result that holds coordinates"
 _SIZE = "leads to a division by a size"
 _DISTANCE = "leads to a distance between coordinates"
+_TERM = "leads to a running sum that is an angle"
 
 
 def position_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
@@ -77,6 +78,8 @@ def _hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
     }
     exact = [node for node in _sinks(graph) if _first(graph, node) in positions]
     yield from _leading_to(graph, exact, positions, _EXACT)
+    turning = [node for node in exact if node.key in op_facts().periodic]
+    yield from _terms(graph, turning, positions)
     ends = [node for node in _sinks(graph) if _needs(graph, found, node, low)]
     yield from _leading_to(graph, ends, coordinates, _EXACT)
     large = {
@@ -97,6 +100,34 @@ def _hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
     yield from _leading_to(graph, sizes, coordinates | inverses, _SIZE)
     results = [value for value in graph.scopes[0].outputs if value in large]
     yield from _upstream(graph, results, coordinates, _RESULT)
+
+
+def _terms(graph: Graph, ends: list[Node], positions: set[int]) -> Iterator[Hazard]:
+    """Yield what computes the terms of running sums that are angles, back to the product that they come from.
+
+    What rounds each term, such as a frequency of 200 by 0.06, turns the sum.
+
+    Complexity: linear; each node is visited once.
+    """
+    facts = op_facts()
+    steps = facts.position_arithmetic | facts.rounding | facts.elementwise
+    stack = [(graph.producer(value), False) for end in ends for value in end.inputs]
+    seen = set[int]()
+    while stack:
+        node, is_term = stack.pop()
+        if node is None or node.index in seen:
+            continue
+        if is_term and node.key not in steps | facts.contractions:
+            continue
+        seen.add(node.index)
+        if is_term:
+            yield _unless_exact(graph, node.index, _TERM)
+            if node.key in facts.contractions:
+                continue
+        adds = is_term or node.key in facts.running_sums
+        read = graph.computed_inputs(node)
+        values = read if adds else [value for value in read if value in positions]
+        stack += [(graph.producer(value), adds) for value in values]
 
 
 def _unless_exact(graph: Graph, index: int, why: str, value: int = ABSENT) -> Hazard:
