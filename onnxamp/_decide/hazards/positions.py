@@ -111,13 +111,14 @@ def _terms(graph: Graph, ends: list[Node], positions: set[int]) -> Iterator[Haza
     """
     facts = op_facts()
     steps = facts.position_arithmetic | facts.rounding | facts.elementwise
+    sources = steps | facts.contractions
     stack = [(graph.producer(value), False) for end in ends for value in end.inputs]
     seen = set[int]()
     while stack:
         node, is_term = stack.pop()
         if node is None or node.index in seen:
             continue
-        if is_term and node.key not in steps | facts.contractions:
+        if is_term and node.key not in sources:
             continue
         seen.add(node.index)
         if is_term:
