@@ -14,6 +14,7 @@ from onnxamp._audit import Finding, finding
 from onnxamp._decide.kinds import Harm, HazardKind, find_hazards, hazards_on, kinds
 from onnxamp._decide.patterns.find import patterns_of
 from onnxamp._decide.patterns.fusion_groups import absorbed_casts
+from onnxamp._decide.patterns.norms import squared_value
 from onnxamp._facts.dtypes import FLOAT, FLOAT16, Format, lows_among
 from onnxamp._facts.ops import is_exact, op_facts
 from onnxamp._graph.graph import Graph
@@ -160,8 +161,8 @@ def _first_to_break(graph: RaisedGraph, nodes: Collection[int]) -> Node | None:
     """Return the first low-precision node of a pattern that squares, exponentiates or sums up."""
     growing = op_facts().growing
     for node in graph.at(nodes):
-        squares = node.key == "Mul" and node.input(0) == node.input(1)
-        if graph.is_low(node) and (squares or node.key in growing):
+        grows = node.key in growing or squared_value(graph, node) != ABSENT
+        if graph.is_low(node) and grows:
             return node
     return None
 

@@ -52,11 +52,10 @@ def run_command(command: str, /, **words: Any) -> None:
         from onnxamp._cli.setting import begin, setting  # noqa: PLC0415 - imports onnx
     with door(), setting(words):
         begin(words)
-        with no_collections():
-            run = _module_of(command).run
-        run(SimpleNamespace(**words))
+        _module_of(command).run(SimpleNamespace(**words))
 
 
+@no_collections()
 def _module_of(command: str) -> Any:
     """Return the module of a command: that of a room apart which offers it, or else one of this room."""
     offer = extensions("commands").get(command)

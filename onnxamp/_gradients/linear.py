@@ -142,7 +142,7 @@ class KernelWindow(NamedTuple):
 
     @property
     def is_pointwise(self) -> bool:
-        """Whether the kernel covers a single position and nothing is padded."""
+        """Whether the kernel has size 1 and there is no padding."""
         return set(self.kernel) == {1} and not any(self.pads)
 
     @property

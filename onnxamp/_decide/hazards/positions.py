@@ -112,13 +112,14 @@ def _terms(graph: Graph, ends: list[Node], positions: set[int]) -> Iterator[Haza
     facts = op_facts()
     steps = facts.position_arithmetic | facts.rounding | facts.elementwise
     sources = steps | facts.contractions
-    stack = [(graph.producer(value), False) for end in ends for value in end.inputs]
+    read_by_ends = chain.from_iterable(end.inputs for end in ends)
+    stack = [(graph.producer(value), False) for value in read_by_ends]
     seen = set[int]()
     while stack:
         node, is_term = stack.pop()
         if node is None or node.index in seen:
             continue
-        if is_term and node.key not in sources:
+        if is_term and node.key not in sources:  # what it hands on is no term
             continue
         seen.add(node.index)
         if is_term:

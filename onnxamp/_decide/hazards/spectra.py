@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind
+from onnxamp._decide.patterns.norms import squared_value
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import Node
+from onnxamp._graph.view import ABSENT, Node
 
 
 def spectra(graph: Graph) -> Iterator[Hazard]:
@@ -69,7 +70,7 @@ def _signals(graph: Graph) -> _Signals:
             is_transformed = not transformed.isdisjoint(read)
             if is_transformed or node.key in transforms:
                 transformed.update(node.writes)
-            if is_spectral or (is_transformed and _is_square(node)):
+            if is_spectral or (is_transformed and _is_magnitude(graph, node)):
                 spectral.update(node.writes)
             every.update(node.writes)
             waiting += node.writes
@@ -93,10 +94,9 @@ def _ends(graph: Graph, signals: _Signals) -> list[Node]:
     return [found[index] for index in sorted(found)]
 
 
-def _is_square(node: Node) -> bool:
-    """Return whether a node makes squares, or magnitudes, of its input."""
-    is_product_with_itself = node.key == "Mul" and node.inputs[0] == node.inputs[1]
-    return is_product_with_itself or node.key in op_facts().squares
+def _is_magnitude(graph: Graph, node: Node) -> bool:
+    """Return whether a node makes squares, other powers or magnitudes of its input."""
+    return node.key in op_facts().magnitudes or squared_value(graph, node) != ABSENT
 
 
 class _Spectra(HazardKind):

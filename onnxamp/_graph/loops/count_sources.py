@@ -70,7 +70,7 @@ def _is_list(graph: Graph, value: int) -> bool:
     for some in (doubled[: 2 * _FEW], doubled):
         if not np.array_equal(some, np.round(some)):
             return False
-    return len(np.unique(doubled)) > _FEW
+    return len(set(doubled.tolist())) > _FEW
 
 
 def _counters(graph: Graph, limits: CountLimits) -> Iterator[CountMark]:

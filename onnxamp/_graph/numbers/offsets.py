@@ -22,7 +22,7 @@ _MOST: Final = 1 << 16
 _SAME: Final = 1e-3
 """Share of their magnitudes by which weights may miss the sum that they are meant to have."""
 _BALANCED: Final = 0.9
-"""Share of the results that must be differences. Those at a border may not be."""
+"""The least share of results that are differences: those at a border may be none."""
 _DIFFERENT: Final = 64
 """Magnitudes of the weights of finite differences, which are designed. Trained weights without their mean have more."""
 
@@ -33,7 +33,7 @@ def keeps_offset(graph: Graph, node: Node, value: int) -> bool:
 
 
 def removes_offset(graph: Graph, node: Node, value: int) -> bool:
-    """Return whether nearly each result of a product is a difference between numbers of a value."""
+    """Return whether nearly all results of a product are differences between numbers of a value."""
     return _is_made(graph, node, value, _are_differences)
 
 

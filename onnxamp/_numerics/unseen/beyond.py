@@ -14,8 +14,8 @@ from onnxamp._base.errors import OnnxAmpError
 from onnxamp._base.records import record
 from onnxamp._facts.ops import attribute, op_facts, op_key
 from onnxamp._numerics.unseen.larger import (
-    EmptyDraw,
     OtherInputs,
+    empty_draw,
     in_short,
     larger_draw,
 )
@@ -112,10 +112,10 @@ class _OtherInputs:
     def found(self) -> Iterator[Excursion]:
         """Yield comparisons on such inputs, on which the reference runs."""
         draw, reference = self.draw, self.reference
-        empty = EmptyDraw(draw, reference)
+        empty = empty_draw(draw, reference)
         larger = larger_draw(draw, reference)
         yield from self._tried(larger)
-        yield from self._tried(empty.inputs())
+        yield from self._tried(empty())
         if larger is None or larger.samples is None or larger.reference is None:
             yield from _masks(self.samples, draw, reference)
         else:

@@ -4,8 +4,7 @@ Sums over a dynamic axis, counters and positions grow with the size, so a small 
 The larger sample is the largest that the model accepts within a budget of work and memory.
 """
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from math import prod
@@ -130,52 +129,47 @@ def larger_draw(draw: Draw, reference: Session) -> OtherInputs | None:
     return OtherInputs(f"sizes beyond {listed(usual)}", why=why)
 
 
-class EmptyDraw:
-    """Inputs with empty batches, which another process tries first.
+def empty_draw(draw: Draw, reference: Session) -> Callable[[], OtherInputs | None]:
+    """Begin to try inputs with empty batches in another process, and return what waits for them.
 
-    Some kernels of ONNX Runtime divide by the number of elements, which ends the process: GatherND's did in 1.30.
+    The inputs are None if no batch is open, or the model makes no empty outputs of them. Some kernels of ONNX Runtime
+    divide by the number of elements, which ends the process: GatherND's did in 1.30.
+
+    Args:
+        draw: the source of the usual inputs.
+        reference: the model.
     """
+    maker = draw.maker()
+    sizes = dict.fromkeys(sorted(maker.named.batches - _fixed_sizes(maker)), 0)
+    if not sizes or reference.model.stock.size > _EMPTY_BYTES:
+        return lambda: None
+    try:
+        empty = Draw.by(maker.sized({**draw.sizes, **sizes}), draw.seed, sizes)
+        feeds = check_inputs(reference.model.proto, empty.make(0))
+    except (OnnxAmpError, MemoryError, ValueError):
+        return lambda: None
+    survives = beside(partial(the_loader().runs, reference.model, feeds))
+    return partial(_empty_inputs, empty, reference, survives)
 
-    def __init__(self, draw: Draw, reference: Session) -> None:
-        """Begin to try them.
 
-        Args:
-            draw: the source of the usual inputs.
-            reference: the model.
-        """
-        self.draw = draw
-        self.reference = reference
-        self.maker: InputMaker | None = None
-        maker = draw.maker()
-        self.sizes = dict.fromkeys(
-            sorted(maker.named.batches - _fixed_sizes(maker)), 0
-        )
-        if not self.sizes or reference.model.stock.size > _EMPTY_BYTES:
-            return
-        with suppress(OnnxAmpError, MemoryError, ValueError):
-            empty = maker.sized({**draw.sizes, **self.sizes})
-            proto = reference.model.proto
-            feeds = check_inputs(proto, Draw.by(empty, draw.seed, {}).make(0))
-            self.runs = beside(partial(the_loader().runs, reference.model, feeds))
-            self.maker = empty
-
-    def inputs(self) -> OtherInputs | None:
-        """Return the inputs if the model makes empty outputs of them; None if it does not, or no batch is open."""
-        if self.maker is None or not self.runs():
+def _empty_inputs(
+    draw: Draw, reference: Session, survives: Callable[[], bool]
+) -> OtherInputs | None:
+    """Return the inputs of a draw with empty batches; None if the model makes no empty outputs of them."""
+    maker = draw.maker()
+    try:
+        if not survives():
             return None
-        try:
-            session = _ran(self.reference, self.maker, self.draw.seed)
-        except (OnnxAmpError, MemoryError, ValueError):
-            return None
-        # What nothing makes numbers of, as a recurrent op without steps, leaves them undefined.
-        every = chain.from_iterable(
-            kept.values() for kept in session.outputs.kept.values()
-        )
-        if not session.outputs.kept or any(np.size(output) for output in every):
-            return None
-        draw = Draw.by(self.maker, self.draw.seed, self.sizes)
-        samples = drawn(draw, self.maker.turns)
-        return OtherInputs(listed(self.sizes), samples, session)
+        session = _ran(reference, maker, draw.seed)
+    except (OnnxAmpError, MemoryError, ValueError):
+        return None
+    # What nothing makes numbers of, as a recurrent op without steps, leaves them undefined.
+    every = chain.from_iterable(
+        kept.values() for kept in session.outputs.kept.values()
+    )
+    if not session.outputs.kept or any(np.size(output) for output in every):
+        return None
+    return OtherInputs(listed(draw.sizes), drawn(draw, maker.turns), session)
 
 
 def _fixed_sizes(maker: InputMaker) -> frozenset[str]:
