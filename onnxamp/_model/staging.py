@@ -110,9 +110,10 @@ class Stage:
     def _is_noted(self, kind: str, file: Path) -> bool:
         """Return whether a note refers to a file that exists."""
         note = self.folder / kind / file.name
-        if not (note.exists() and file.exists()):
+        try:
+            return note.read_text() == identity_of(file)
+        except FileNotFoundError:
             return False
-        return note.read_text() == identity_of(file)
 
     @contextmanager
     def shown(self) -> Iterator[Path]:
@@ -150,6 +151,8 @@ class Stage:
             self.main.replace(self.path)
             for file in files:
                 file.unlink(missing_ok=True)
+                # Another process may give its own file this name from now on.
+                (self.folder / "old" / file.name).unlink()
         sync(self.path.parent)
 
     def identity(self) -> str:
@@ -168,7 +171,7 @@ class Stage:
             return
         for data in _listed(self.data):
             for file in (beside / data.name, self.with_token(data.name)):
-                if file.exists() and file.samefile(data):
+                if _is_same(file, data):
                     file.unlink()
         for file in _listed(beside):
             if self._moved(file):
@@ -179,7 +182,7 @@ class Stage:
         for file in _listed(self.path.parent):
             moved = self._moved(file)
             here = self.data / (moved or file.name)
-            is_twice = here.exists() and file.samefile(here)
+            is_twice = _is_same(file, here)
             if is_twice or file == self._shown:
                 file.unlink()
             elif moved or self._is_noted("new", file):
@@ -296,9 +299,22 @@ def sweep(path: Path) -> None:
 
 
 def identity_of(file: Path) -> str:
-    """Return the identity of a file, which survives renaming."""
+    """Return the identity of a file, which survives renaming.
+
+    The time of the last change belongs to it, because a new file often gets the number of one that was just removed.
+    """
     status = file.stat()
-    return f"{status.st_dev} {status.st_ino}"
+    return f"{status.st_dev} {status.st_ino} {status.st_mtime_ns}"
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    """Return whether both names belong to one file; False if a file is missing, as it may be from one moment to the
+    next.
+    """
+    try:
+        return one.samefile(other)
+    except FileNotFoundError:
+        return False
 
 
 def _clear(stage: Stage) -> None:

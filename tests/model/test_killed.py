@@ -27,7 +27,7 @@ NAMES = ("one", "two")
 KILLS = 200
 
 SERVER = """
-import os, sys, time
+import os, sys, time, traceback
 from pathlib import Path
 from onnxamp import convert_file
 
@@ -48,6 +48,7 @@ for line in sys.stdin:
         try:
             work(int(first), int(rounds), way)
         finally:
+            traceback.print_exc()
             os._exit(1)
     print(child, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

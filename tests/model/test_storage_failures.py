@@ -213,6 +213,30 @@ def test_a_disk_that_fails_at_each_call_in_turn(
     assert 8 < failed < 200
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="folders are not flushed there")
+def test_the_file_of_another_process_gets_the_number_of_a_removed_one(
+    model: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A number of the file system that is free again belongs to whoever creates a file next."""
+    target, data = model.with_name("low.onnx"), model.with_name("low.onnx.data")
+    convert_file(model, target, external_data="always", validate=False)
+    other = tmp_path_factory.mktemp("other") / "data"
+    other.hardlink_to(data)
+    flush = os.fsync
+
+    def written_by_another(handle: int) -> None:
+        flush(handle)
+        if not data.exists():
+            data.hardlink_to(other)
+            monkeypatch.setattr(os, "fsync", flush)
+
+    monkeypatch.setattr(os, "fsync", written_by_another)
+    convert_file(model, target, external_data="always", validate=False)
+    assert data.samefile(other)
+    assert set(locations(target).values()).isdisjoint({data.name})
+    assert np.isfinite(answers(target)).all()
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such limits")
 @pytest.mark.parametrize("external_data", ["always", "never"])
 def test_files_that_may_not_grow(model: Path, external_data: str, monkeypatch: pytest.MonkeyPatch) -> None:
