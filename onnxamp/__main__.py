@@ -4,8 +4,10 @@ import atexit
 import gc
 
 from onnxamp._base.signals import obeyed_signals
+from onnxamp._base.stack import with_room_for_callees
 
 
+@with_room_for_callees
 def main() -> None:
     """Parse the command line, and run the command."""
     # The end of the process frees all memory. A search for cycles before it takes a twentieth of a short command.
