@@ -7,16 +7,16 @@ the module behind it is imported when the offer is used.
 import itertools
 import tomllib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from onnxamp._base.optional import require
+from onnxamp._base.records import record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Extension:
     """A row of the list, whose comments define each column."""
 

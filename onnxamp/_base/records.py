@@ -6,21 +6,33 @@ class, which together take longer than the conversion of a small model; a record
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import partial
 from operator import attrgetter
-from typing import Any, TypeVar, cast, dataclass_transform
+from typing import Any, TypeVar, cast, dataclass_transform, overload
 
 T = TypeVar("T")
 
 
+@overload
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
-def record(cls: type[T]) -> type[T]:
+def record(cls: type[T], /) -> type[T]: ...
+@overload
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def record(*, kw_only: bool) -> Callable[[type[T]], type[T]]: ...
+def record(cls: Any = None, /, *, kw_only: bool = False) -> Any:
     """Decorate as ``@dataclass(frozen=True, slots=True)`` does, but only type checkers see that it is frozen.
 
     Creating a value then takes a quarter of the time: Python sets each field of a frozen dataclass by a call. Values of
     public classes are frozen for Python as well, and stay dataclasses.
     """
+    if cls is None:
+        return partial(_made, kw_only=kw_only)
+    return _made(cls, kw_only=kw_only)
+
+
+def _made(cls: type[T], *, kw_only: bool) -> type[T]:
     own = vars(cls)
-    made: Any = dataclass(slots=True, eq=False, repr=False)(cls)
+    made: Any = dataclass(slots=True, eq=False, repr=False, kw_only=kw_only)(cls)
     rows = fields(made)
     compared = _values_of([row.name for row in rows if row.compare])
     if "__eq__" not in own:

@@ -76,7 +76,7 @@ class ErrorShare:
     share: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class ExpectedError:
     """The error to expect of a result, for inputs like the samples.
 

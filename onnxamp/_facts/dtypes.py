@@ -6,7 +6,6 @@ Types are written as in ONNX schemas and kernel registries: ``"tensor(float)"``,
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from math import floor, log2
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
@@ -15,6 +14,7 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError
+from onnxamp._base.records import record
 from onnxamp._facts.tables import read_table
 
 DtypeName = Literal["float16", "bfloat16"]
@@ -42,7 +42,7 @@ DtypeLike: TypeAlias = (
 """A low-precision type in any form that :func:`dtype_name` reads."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Format:
     """A low-precision float format.
 

@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,7 +35,7 @@ Stamp = tuple[int, int]
 """Size in bytes, and modification time in nanoseconds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Entry:
     """The outcome for a model.
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from onnx import TensorProto, ValueInfoProto
 
 from onnxamp._base.errors import ArgumentError
 from onnxamp._base.paths import cannot_read, is_remote
+from onnxamp._base.records import record
 from onnxamp._facts.dtypes import DtypeName
 from onnxamp._facts.tables import read_table
 from onnxamp._model.model import Model
@@ -44,7 +45,7 @@ class Setting(NamedTuple):
 SAME: Final = Name("*", "{stem}", "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class PackageKind:
     """A row of the table, whose comments define each column."""
 

@@ -24,6 +24,7 @@ from onnx.helper import make_tensor_value_info
 
 from onnxamp._base.executor import Memory
 from onnxamp._base.public import no_collections
+from onnxamp._base.records import record
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.providers import Profile
 from onnxamp._gradients.backward import Backward, WrittenPiece
@@ -65,7 +66,7 @@ _TOGETHER: Final = 4
 """Samples that share the sessions of a piece."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class SensitivityProbe(Probe[Sensitivities]):
     """Measuring the sensitivities of a model of opset :data:`~onnxamp._gradients.writer.MIN_OPSET` or later."""
 

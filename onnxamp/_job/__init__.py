@@ -1,11 +1,12 @@
 """Jobs that do all of it for one model: measure, convert, write, validate, heal. Here: what a user requests of one."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, get_args
 
 from onnxamp._base.errors import warn
+from onnxamp._base.records import record
 from onnxamp._convert.plan import Plan
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
@@ -35,7 +36,7 @@ def failed_name(target: Path) -> Path:
     return target.with_name(f"{target.stem}.failed{target.suffix}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Validation:
     """The validation of a result before it is written, and the reaction to a failure.
 
@@ -87,7 +88,7 @@ def say_nothing(warnings: Iterable[str]) -> None:
     del warnings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Request:
     """A conversion as a user asks for it.
 
@@ -142,7 +143,7 @@ class Request:
         return self.options.compensates and self.is_rounded
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Job:
     """A model, and everything that determines its conversion.
 

@@ -33,6 +33,7 @@ from onnxamp._options.values import Level
 from onnxamp._runtime.inputs.samples import further
 from onnxamp._runtime.sessions.starting import disabled_sentence
 from onnxamp._tuning.cure import NO_ISLANDS, Recipe, cure_conversion
+from onnxamp._tuning.tune import measured_plan
 
 _LOG: Final = logging.getLogger("onnxamp")
 _SEARCH: Final = 3 / 4
@@ -311,8 +312,6 @@ class _Fallbacks:
         seconds = self.validation.cure_time
         if job.search is None or not seconds:
             return
-        from onnxamp._tuning.tune import measured_plan  # noqa: PLC0415 - few results fail
-
         if job.run.samples.made_up:
             kept = _known_to_break(job.model, options)
             options = replace(options, keep_nodes=(*options.keep_nodes, *kept))

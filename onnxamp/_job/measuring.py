@@ -1,24 +1,19 @@
-"""What a conversion measures by running models: it compares results, and tunes and rounds as its options ask."""
+"""What a conversion measures by running models: it compares results, and searches as its options ask."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from onnxamp._base.optional import has_runtime
-from onnxamp._job import Job, Request, Validation
-from onnxamp._job.healing import healed
+from onnxamp._job import Job, Request
 from onnxamp._job.refusals import RefusedError
 from onnxamp._job.validation import Validator, comparison_for
 from onnxamp._model.model import Model
 from onnxamp._numerics.comparison import Comparison
 from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._numerics.results import DiffReport
-from onnxamp._runtime import STRESS
 from onnxamp._runtime.engines import choose_engine
 from onnxamp._runtime.requested import requested_samples
 from onnxamp._runtime.run import Run
-from onnxamp._tuning.ranges import with_ranges
-from onnxamp._tuning.results import Search
-from onnxamp._tuning.rounding import rounder_of
 
 if TYPE_CHECKING:
     from onnxamp._base.executor import Workers
@@ -56,23 +51,12 @@ class Measures:
         Raises:
             ArgumentError: a sample does not fit the model. RuntimeFailure: the model does not run.
         """
-        comparison = self.comparison
-        if self.request.is_rounded:
-            job = replace(job, rounder=rounder_of(job.options, job.run))
-        if self.request.is_tuned:
-            job = _tuned(job, self.request.validation)
-        if comparison is not None:
-            comparison.try_reference()
-            if job.tuned is not None and job.tuned.coarse:
-                # Errors from the model's own rounding to integers must not fail the validation of a tuned result.
-                limits = comparison.limits
-                widest = max(limits.tolerance or 0.0, job.tuned.tolerance)
-                comparison.limits = replace(limits, tolerance=widest)
-        if job.plan is None and job.options.lacks_ranges:
-            validation = self.request.validation
-            steps = STRESS if validation is None else validation.stress
-            options = with_ranges(job.model, job.options, job.run, steps)
-            job = replace(job, options=options)
+        if self.request.measures or self.request.is_rounded:
+            from onnxamp._job.searching import searched  # noqa: PLC0415 - few options ask for it
+
+            return searched(job, self.request, self.comparison)
+        if self.comparison is not None:
+            self.comparison.try_reference()
         return job
 
     def validator(self, sink: "Sink", kept: "Part | None") -> Validator | None:
@@ -85,6 +69,8 @@ class Measures:
         self, job: Job, validator: Validator, refused: RefusedError
     ) -> "Conversion":
         """Return the result that replaces one that failed its validation."""
+        from onnxamp._job.healing import healed  # noqa: PLC0415 - few results fail
+
         validation = self.request.validation
         assert validation is not None
         return healed(job, validator, validation, refused)
@@ -116,14 +102,3 @@ def measures_of(request: Request, run: Run) -> Measures:
     ranges = dict(request.options.input_ranges)
     samples = requested_samples(request.run, request.model, ranges=ranges)
     return Measures(request, replace(run, inputs=samples), None)
-
-
-def _tuned(job: Job, validation: Validation | None) -> Job:
-    """Return the conversion that level auto finds."""
-    from onnxamp._tuning.tune import tune  # noqa: PLC0415 - only level auto needs gradients
-
-    search = job.search or Search()
-    if validation is not None:
-        search = replace(search, stress=validation.stress)
-    tuned = tune(job.model, job.options, search, job.run, job.rounder)
-    return replace(job, tuned=tuned, plan=tuned.plan, options=tuned.plan.options)

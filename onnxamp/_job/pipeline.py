@@ -6,10 +6,11 @@ Functions that return a model or a plan use :mod:`onnxamp._job.in_memory`. Both 
 (:mod:`onnxamp._job.beginning`) and measure alike (:mod:`onnxamp._job.measuring`).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from onnxamp._base.optional import runtime_fault
+from onnxamp._base.records import record
 from onnxamp._job import Request
 from onnxamp._job.beginning import begun, issue_early_warnings, settled
 from onnxamp._job.expecting import expecting
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from onnxamp._tuning.results import Tuned
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Outcome:
     """The outcome of a request whose result was written.
 

@@ -13,6 +13,7 @@ from onnxamp._base.errors import ArgumentError, OnnxAmpError, RuntimeFailure
 from onnxamp._base.records import record
 from onnxamp._base.state import Part
 from onnxamp._base.threads import beside
+from onnxamp._convert.float16_only import as_float16
 from onnxamp._convert.raising import reference_of
 from onnxamp._facts.providers import computes_low
 from onnxamp._facts.tables import device_of
@@ -39,7 +40,6 @@ from onnxamp._runtime.requested import requested_samples
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.sessions.session import Provider, make_session, run
 from onnxamp._runtime.sessions.values import check_inputs, shapes_of
-from onnxamp._tuning.cure_check import as_float16
 
 _MARGIN: Final = 0.2
 """Share of the default limits that is reserved for unseen inputs, if errors are random."""

@@ -358,7 +358,7 @@ RESULT: Final = "diff result"
 """The key of the last result."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class DiffProbe(Probe[SampleDiff]):
     """Comparing two models. A process keeps the reference for the next result.
 

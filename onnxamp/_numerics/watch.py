@@ -344,7 +344,7 @@ _CHECKED: Final = "checked model"
 """The key of the model in the memory of a process."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class CheckProbe(Probe[CheckedSample]):
     """Measuring the values of an emulated model.
 

@@ -7,7 +7,7 @@ own.
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache, wraps
 from inspect import Parameter, Signature
 from typing import Any, Final, NoReturn, TypeVar, cast
@@ -23,7 +23,7 @@ _NAMELESS: Final = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 _BY_POSITION: Final = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class _Others:
     """Arguments of other frameworks for some functions; ``other_arguments.toml`` explains the fields."""
 

@@ -1,11 +1,12 @@
 """The setting in which a job runs models: samples, engine, workers, and listeners to its progress."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from onnxamp._base.place import Place
+from onnxamp._base.records import record
 from onnxamp._runtime import BUDGET
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def reported_to(progress: "Progress | None") -> Report:
     return lambda _, done, total: progress(done, total)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Run:
     """A running job. Everything that runs a model for it uses these settings.
 
@@ -75,7 +76,7 @@ class Run:
         return partial(self.report, activity)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class RunOptions:
     """The user's wishes for a run, before the model's inputs are known.
 

@@ -10,6 +10,7 @@ from typing import Final
 
 from onnxamp._base.errors import OnnxAmpError
 from onnxamp._convert.convert import convert
+from onnxamp._convert.float16_only import as_float16
 from onnxamp._decide.exponents.rescaling import find_rescaling
 from onnxamp._decide.exponents.rows import value_names
 from onnxamp._decide.kinds import find_hazards
@@ -197,9 +198,6 @@ def _out_of_range(
         yield OutOfRange(name, op, reach, 0 if why else exponent, why)
 
 
-_EVERYWHERE: Final = Options(
-    Level.O3, hazards=False, target="float16-only", from_dtype="auto"
-)
 _WAYS: Final = (
     ("--fold", Options(Level.O0, fold=True, from_dtype="auto")),
     (
@@ -208,15 +206,6 @@ _WAYS: Final = (
     ),
 )
 """Options that may make all values fit, in the order in which they are tried, each with its conversion."""
-
-
-def as_float16(model: Model) -> Model:
-    """Return a model as devices run it that ignore types: every op is float16 that can be, without float32 islands.
-
-    Raises:
-        ModelError: the model cannot be converted.
-    """
-    return Model(convert(model, _EVERYWHERE).embedded())
 
 
 def check_whole(model: Model, check: Callable[[Model], RunCheck]) -> RunCheck:

@@ -29,7 +29,7 @@ SECONDS: Final = 60.0
 """Default time for all runs of a search; each run of a large model takes some seconds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Search:
     """Options of level auto's search; see :func:`onnxamp.tune_model` for each field.
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf, isfinite
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final
 
 from onnxamp._base.errors import RuntimeFailure
 from onnxamp._base.executor import Memory
+from onnxamp._base.records import record
 from onnxamp._base.state import Facts, Part, as_data, fingerprint
 from onnxamp._gradients.passes import Sensitivities
 from onnxamp._graph.graph import Graph
@@ -201,7 +202,7 @@ _REFERENCE: Final = "tuning reference"
 """The key of the original in the memory of a process, for the next candidate."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class ErrorProbe(Probe[float]):
     """Measures the error of a converted model; it is infinite if the model does not run.
 

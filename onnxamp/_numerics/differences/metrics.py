@@ -88,7 +88,7 @@ def decibels(relative_l2: float) -> float:
     return -20 * log10(relative_l2) if isfinite(relative_l2) else -inf
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Sums:
     """The quantities from which all metrics of a result *f* and its reference *r* derive: the one place that defines
     them.
@@ -173,7 +173,7 @@ class PartError:
         return f"its part {self.value!r}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class TensorDiff:
     """Differences between a reference *a* and a result *b* of the same shape, computed in float64.
 
