@@ -18,7 +18,6 @@ from onnxamp._base.errors import ArgumentError, MissingPackageError
 from onnxamp._base.extensions import extensions
 from onnxamp._base.optional import require
 from onnxamp._base.paths import as_path, cannot_read
-from onnxamp._base.records import record
 from onnxamp._graph.graph import graph_of
 from onnxamp._model.model import Model, ModelSource, weight_bytes
 from onnxamp._runtime.engines import Outputs, SampleCache, Session, on_cpu
@@ -279,7 +278,7 @@ class Prompts(SampleSource):
         return [tokenizer.encode(line).ids for line in self.lines()]
 
 
-@record(kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _BuiltIn(Prompts):
     """Texts for decoders whose user names none, and their tokens."""
 
