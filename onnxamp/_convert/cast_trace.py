@@ -14,8 +14,9 @@ from typing import Final, NamedTuple
 from onnxamp._base.errors import ArgumentError, suggestion
 from onnxamp._base.records import record
 from onnxamp._convert.analysis import Analysis, analyze
+from onnxamp._convert.raising import raised as raised_model
 from onnxamp._decide.variables.ports import HIGH, LOW, NONE, PortVariables
-from onnxamp._decide.verdicts import Verdict, option_for, told
+from onnxamp._decide.verdicts import Verdict, as_pattern, option_for, told
 from onnxamp._facts.dtypes import (
     FLOAT,
     FLOAT_TENSORS,
@@ -25,7 +26,7 @@ from onnxamp._facts.dtypes import (
 )
 from onnxamp._facts.tables import read_table
 from onnxamp._graph.raised import raised
-from onnxamp._graph.view import ABSENT, Node
+from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes
 from onnxamp._rewrite import Draft
@@ -41,7 +42,7 @@ class Side:
 
     Attributes:
         node: the node, or the input, output or weight.
-        op: its op type; "input", "output" or "weight" if it is no node.
+        op: its op type; "input", "output" or "weight" if it is no node, and "body input" or "body output" in a body.
         precision: the type that it makes or reads.
         why: the reason in plain words.
         asked_by: the nearest node whose precision is pinned and asks for this one, if it is another node.
@@ -85,12 +86,14 @@ class CastTrace:
 
     Attributes:
         value: the value.
+        body: the node in whose body it is; "" in the main graph.
         casts: its Casts.
         made: its producer.
         read: its consumers, Casts aside.
     """
 
     value: str
+    body: str
     casts: tuple[TracedCast, ...]
     made: Side
     read: tuple[Side, ...]
@@ -157,7 +160,8 @@ class _Tracer:
         known = self._names()
         if name not in known:
             raise ArgumentError(
-                f"Neither the model nor the result has a value {name!r}.{suggestion(known, name)}"
+                f"Neither the model nor the result has a value {name!r}.{suggestion(known, name)} A result that was"
+                " repaired after its validation keeps more nodes in float32: repeat the options that its report names."
             )
         return list(dict.fromkeys(map(self._cast_value, known[name])))
 
@@ -201,8 +205,10 @@ class _Tracer:
     def trace(self, value: int) -> CastTrace:
         """Return the Casts of a value, and its sides."""
         casts = (*self._new_casts(value), *self._own_casts(value), *self._gone(value))
+        owner = self.graph.scopes[self.graph.values[value].scope].owner
         return CastTrace(
             value=self.graph.values[value].name,
+            body="" if owner == ABSENT else self.graph.nodes[owner].label,
             casts=casts,
             made=self._maker(value),
             read=tuple(self._readers(value)),
@@ -298,9 +304,10 @@ class _Tracer:
         """Return the producer of a value."""
         node = self.graph.producer(value)
         if node is None:
-            is_input = value in self.graph.scopes[0].inputs
-            op = "input" if is_input else "weight"
-            return self._side(_Port(value), self.graph.values[value].name, op)
+            made = self.graph.values[value]
+            is_input = made.origin is Origin.INPUT
+            op = _in_scope("input", made.scope) if is_input else "weight"
+            return self._side(_Port(value), made.name, op)
         return self._side(_Port(value), node.label, node.key)
 
     def _readers(self, value: int) -> Iterator[Side]:
@@ -322,7 +329,7 @@ class _Tracer:
             for scope, position in self.graph.results[current]:
                 name = self.graph.scopes[scope].proto.output[position].name
                 returned = _Port(current, returned=(scope, position))
-                yield self._side(returned, name, "output")
+                yield self._side(returned, name, _in_scope("output", scope))
 
     def _side(self, port: _Port, label: str, op: str) -> Side:
         """Return a side, by its variable or else by the one that it has if low precision is shown as float32."""
@@ -334,10 +341,11 @@ class _Tracer:
             return self._reasoned(
                 self.analysis, variable, Side(label, op, precision, "")
             )
-        if stored in FORMATS:
+        # Reasons explain a precision only if the decision would choose it again.
+        if stored in FORMATS and op != "weight":
             as_float = self._as_float(stored)
             other = port.variable(as_float.ports)
-            if other >= 0:
+            if other >= 0 and as_float.verdict(other).low:
                 return self._reasoned(as_float, other, Side(label, op, stored, ""))
         why, option = _FIXED[variable, op in ("input", "output")]
         return Side(label, op, stored, why, option=option)
@@ -368,6 +376,11 @@ class _Tracer:
             asked_by=asked_by,
             option=option_for((pin or verdict).reason, node, op),
         )
+
+
+def _in_scope(op: str, scope: int) -> str:
+    """Return what an input or output of a scope is called."""
+    return f"body {op}" if scope else op
 
 
 def _nearest_pin(analysis: Analysis, start: int) -> Verdict | None:
@@ -431,9 +444,11 @@ def _casts_of_passes(
     Complexity: that of the passes, which run again.
     """
     # Passes do not record what they change, so Casts are compared before and after each of them.
-    draft = Draft(model.proto, model.folder)
-    changed = dict[str, tuple[str, str]]()
+    given = _casts(Draft(model.proto, model.folder))
+    source = raised_model(model, analysis.options)
+    draft = Draft(source.proto, source.folder)
     before = _casts(draft)
+    changed = {name: ("raised", read) for name, read in given ^ before}
     for apply in PASSES:
         draft = apply(draft, analysis.options).draft
         after = _casts(draft)
@@ -461,7 +476,8 @@ def _traced(step: str, cast: str, source: str, before: str, after: str) -> Trace
     """Return the trace of a Cast, with the text and the option of the step."""
     words = _steps()[step]
     text = words["text"].format(source=source, before=before, after=after)
-    return TracedCast(step, text, cast, source, before, after, words.get("option", ""))
+    option = words.get("option", "").format(name=as_pattern(source))
+    return TracedCast(step, text, cast, source, before, after, option)
 
 
 @cache

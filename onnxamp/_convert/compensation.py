@@ -54,7 +54,7 @@ MADE_UP: Final = (
     "Weights were rounded with compensation for random inputs: pass real ones (--inputs, samples), so that products on real"
     " data stay accurate."
 )
-"""A warning."""
+"""Warns that weights were rounded for random inputs."""
 
 Rounder: TypeAlias = Callable[[Analysis], RoundedWeights]
 """Chooses the low-precision numbers of weights, for options that ask for it."""

@@ -77,7 +77,8 @@ class Estimate:
             form = node.key, count, terms, read, made
             found = known.get(form)
             if found is None:
-                work = self.work(node)
+                trips = self.trips[node.scope]
+                work = work_with(node.key, read, sum(made), terms, trips)
                 high, low = (work.time(self.device, low=it) for it in (None, self.low))
                 launches = count * LAUNCH_US
                 found = known[form] = launches + high, launches + low

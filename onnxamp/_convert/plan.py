@@ -422,7 +422,7 @@ def _check_keys(data: Any) -> None:
     """Refuse a file that is no plan, or a plan in another format.
 
     Raises:
-        ArgumentError: it is.
+        ArgumentError: ``data`` is no plan, or has another format.
     """
     if not isinstance(data, dict) or "format" not in data:
         raise ArgumentError("it is not an onnxamp plan; --save-plan writes one.")

@@ -50,7 +50,7 @@ def raised(model: Model, options: Options) -> Model:
         ExternalDataError: a weight cannot be read.
     """
     held = [] if options.from_dtype is None else held_types(model.ask(graph_of))
-    if held and options.from_dtype not in ("auto", *held[: len(held) == 1]):
+    if held and options.from_dtype != "auto" and held != [options.from_dtype]:
         raise ArgumentError(
             f"The model holds {' and '.join(held)} values, not {options.from_dtype} alone: --from auto"
             " (from_dtype='auto') raises all low-precision values."

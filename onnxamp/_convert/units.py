@@ -25,7 +25,8 @@ from onnxamp._rewrite.prepare import Start
 def find_units(begun: Start, options: Options) -> list[Fold]:
     """Return the folds of patterns that are float32 in any case as they are, but may be low as single ops.
 
-    No pattern is certain whose nodes the user names, and none at level "auto", which measures hazards.
+    Patterns with nodes that the user names are left out, and so are all patterns at level "auto", which measures
+    hazards instead.
     """
     is_told = not options.may_fold or options.folded or options.level == Level.AUTO
     patterns = () if is_told else begun.graph.ask(find_patterns)

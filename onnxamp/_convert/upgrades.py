@@ -247,6 +247,7 @@ class Upgrades:
         reach = self.plan(opsets[0])
         obstacle = reach.obstacle
         refused = list[str]()
+        yielded = set[int]()
         for opset in opsets:
             # The upgrade ends before this opset, at an obstacle.
             if opset > reach.opset:
@@ -265,6 +266,10 @@ class Upgrades:
                 )
                 continue
             best = self._least(upgraded, held)
+            reached = best.graph.book.opsets[""]
+            if reached in yielded:
+                continue
+            yielded.add(reached)
             notes = (self._gain(own, best, held), *_out_of_reach(obstacle))
             yield best.told(*notes, refused=refused)
         own = explained(own, held, *refused, *_out_of_reach(obstacle))

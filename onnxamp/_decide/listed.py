@@ -197,8 +197,9 @@ def _refusal(
     for variable in variables:
         pin = pins.get(ports.root(variable))
         if pin is not None and not pin.low and pin.reason not in _OF_USER:
-            own = ports.variables[pin.variable].node in (node.index, ABSENT)
-            return pin.reason.value, pin.detail + " (shares its precision)" * (not own)
+            is_own = ports.variables[pin.variable].node in (node.index, ABSENT)
+            shared = "" if is_own else " (shares its precision)"
+            return pin.reason.value, f"{pin.detail}{shared}"
     produced = (ports.produced[value] for value in node.writes)
     if variables or HIGH not in (*ports.consumed[node.index], *produced):
         return None

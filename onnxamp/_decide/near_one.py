@@ -4,7 +4,7 @@ If x is small, 1 + x holds none of its digits in low precision. Few samples show
 make numbers of ordinary size.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from typing import Final, NamedTuple
 
@@ -34,10 +34,10 @@ def near_one(graph: Graph, low: Format) -> Iterator[Needed]:
     """
     facts = op_facts()
     for node in graph.nodes_of(facts.logarithms):
-        yield from _leading(graph, node, facts.additive)
+        yield from _leading_sum(graph, node)
         yield from _opposite(graph, node)
     for node in graph.nodes_of(facts.steep):
-        yield from _leading(graph, node, facts.additive)
+        yield from _leading_sum(graph, node)
         yield from _cosine_distance(graph, node)
     # Hardly any node reads a 1.
     floats = graph.constants.floats().items()
@@ -72,16 +72,25 @@ def _cosine_distance(graph: Graph, end: Node) -> Iterator[Needed]:
         yield from (Needed(index, why) for index in sorted(nodes))
 
 
+def _leading_sum(graph: Graph, end: Node) -> Iterator[Needed]:
+    """Yield a node, and the exact ops between it and a sum with 1, with this sum."""
+    path = _path_to(graph, end)
+    sums = [one for one in path if one.key in op_facts().additive]
+    if any(_is_beside_one(graph, one) for one in sums):
+        yield from _all_of(path, end)
+
+
 def _leading(graph: Graph, end: Node, starts: frozenset[str]) -> Iterator[Needed]:
     """Yield a node, and the exact ops between it and a number near 1 that one of some ops makes, with this op."""
     path = _path_to(graph, end)
-    is_sum = starts == op_facts().additive
-    last = [one for one in path if one.key in starts]
-    if any(not is_sum or _is_beside_one(graph, one) for one in last):
-        why = (
-            f"leads from a number near 1 to {end.label!r}, which needs its last digits"
-        )
-        yield from (Needed(one.index, why) for one in (*path, end))
+    if any(one.key in starts for one in path):
+        yield from _all_of(path, end)
+
+
+def _all_of(path: Sequence[Node], end: Node) -> Iterator[Needed]:
+    """Yield all nodes of a path."""
+    why = f"leads from a number near 1 to {end.label!r}, which needs its last digits"
+    yield from (Needed(one.index, why) for one in (*path, end))
 
 
 def _curved(graph: Graph, end: Node) -> Iterator[Needed]:
@@ -90,11 +99,10 @@ def _curved(graph: Graph, end: Node) -> Iterator[Needed]:
     for curve in path:
         if curve.key not in op_facts().curves - op_facts().logarithms:
             continue
-        leading = list(_leading(graph, curve, op_facts().additive))
+        leading = list(_leading_sum(graph, curve))
         if leading or _is_flat(graph, curve):
             yield from leading
-            why = f"leads from a number near 1 to {end.label!r}, which needs its last digits"
-            yield from (Needed(one.index, why) for one in (*path, end))
+            yield from _all_of(path, end)
 
 
 def _is_flat(graph: Graph, node: Node) -> bool:

@@ -1,5 +1,7 @@
 """Reasons and verdicts: why a variable is low precision or float32, and how reports and plans say that."""
 
+import re
+import shlex
 from enum import Enum
 from functools import cache
 from typing import Any, Final, TypeAlias
@@ -65,10 +67,16 @@ def told(reason: str, detail: str = "", *, low: bool = False) -> str:
 
 def option_for(reason: Basis, node: str, op: str) -> str:
     """Return the options that would change what a reason decided about a node, in a clause; "" if none does."""
+    pattern = as_pattern(node)
     if isinstance(reason, HazardKind):
-        return f"--no-hazards, or --force-low {node}"
+        return f"--no-hazards, or --force-low {pattern}"
     option: str = _words()[reason.value].get("option", "")
-    return option.replace("NODE", node).replace("OP", op)
+    return option.replace("NODE", pattern).replace("OP", op)
+
+
+def as_pattern(name: str) -> str:
+    """Return the argument of a command that matches this name alone, where it takes a regular expression."""
+    return shlex.quote(re.escape(name))
 
 
 _DETAILED: Final = frozenset({Reason.EXACT.value, Reason.CUT.value})

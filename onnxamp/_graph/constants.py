@@ -288,16 +288,29 @@ def summed_terms(node: Node, shapes: Shapes) -> int | None:
 def _inner(node: Node, shapes: Shapes) -> int:
     first = shapes[node.input(0)]
     second = shapes[node.input(1)]
-    if first and first[-1] is not None:
-        return first[-1]
+    own = -1
+    if first and len(first) > 1 and attribute(node.proto, "transA"):
+        own = _row_axis(node, "A")
+    if first and (size := first[own]) is not None:
+        return size
+    if second is not None and len(second) == 1:
+        return _axis(second, -1)
     return _axis(
-        second,
-        -1 if attribute(node.proto, "transB") or (second and len(second) == 1) else -2,
+        second, -1 if attribute(node.proto, "transB") else _row_axis(node, "B")
     )
 
 
+def _row_axis(node: Node, factor: str) -> int:
+    """Return the axis of the rows of a factor's matrices, which FusedMatMul may read from the front of the shape."""
+    return 0 if attribute(node.proto, f"transBatch{factor}") else -2
+
+
 def _gemm(node: Node, shapes: Shapes) -> int:
-    return _axis(shapes[node.input(0)], 0 if attribute(node.proto, "transA") else -1)
+    first = shapes[node.input(0)]
+    if first is None or None in first:
+        second = shapes[node.input(1)]
+        return _axis(second, 1 if attribute(node.proto, "transB") else 0)
+    return _axis(first, 0 if attribute(node.proto, "transA") else -1)
 
 
 def _conv(node: Node, shapes: Shapes) -> int:

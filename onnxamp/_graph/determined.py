@@ -262,6 +262,8 @@ def _next_multiple(size: int, factor: int) -> int:
 
 DEFAULT_TRIPS: Final = 10
 """Assumed iterations of a loop whose trip count is not constant."""
+_NO_LIMIT: Final = 2**63 - 1
+"""The trip count of loops that their condition alone ends, as exporters write it."""
 _MOST_TRIPS: Final = 1000
 """Most runs of a scope that are assumed, because the guesses of nested loops multiply."""
 
@@ -273,7 +275,7 @@ def loop_trips(graph: Graph) -> list[int]:
         owner = graph.nodes[scope.owner]
         own = 1
         if owner.key in op_facts().repeats:
-            own = _loop_trips(graph, owner) or DEFAULT_TRIPS
+            own = constant_trips(graph, owner) or DEFAULT_TRIPS
         # Outer scopes come first, so the entry of the parent is there.
         trips[scope.index] = min(trips[scope.parent] * max(own, 1), _MOST_TRIPS)
     return trips
@@ -285,7 +287,7 @@ def guessed_scopes(graph: Graph) -> frozenset[int]:
     for scope in graph.scopes[1:]:
         owner = graph.nodes[scope.owner]
         is_guess = (
-            owner.key in op_facts().repeats and _loop_trips(graph, owner) is None
+            owner.key in op_facts().repeats and constant_trips(graph, owner) is None
         )
         if is_guess or scope.parent in guessed:
             guessed.add(scope.index)
@@ -295,7 +297,7 @@ def guessed_scopes(graph: Graph) -> frozenset[int]:
 def _loop_trips(graph: Graph, node: Node) -> int | None:
     is_loop = node.key == "Loop"
     trips = graph.constants.integers(node.input(0)) if is_loop else None
-    return trips[0] if trips else None
+    return trips[0] if trips and trips[0] < _NO_LIMIT else None
 
 
 def constant_trips(graph: Graph, node: Node) -> int | None:

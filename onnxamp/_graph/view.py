@@ -391,10 +391,8 @@ def passed_values(view: View) -> dict[int, list[int]]:
     Complexity: linear in the inputs and outputs of bodies.
     """
     found: dict[int, list[int]] = {}
-    for node in dict.fromkeys(scope.owner for scope in view.scopes[1:]):
-        for source, result in transfers(view, view.nodes[node]):
-            if ABSENT not in (source, result):
-                found.setdefault(source, []).append(result)
+    for _, source, result in passages(view):
+        found.setdefault(source, []).append(result)
     return found
 
 

@@ -38,6 +38,8 @@ from onnxamp._tuning.tune import measured_plan
 _LOG: Final = logging.getLogger("onnxamp")
 _SEARCH: Final = 3 / 4
 """Share of the time limit for the search for nodes; level O1 gets the rest."""
+_FAILS: Final = "fails the final validation"
+"""What is said of a result that passed on its way."""
 _NEEDED: Final = "needed to pass validation"
 """The reason for nodes that the search keeps in float32."""
 _MEASURING: Final = 1 / 2
@@ -77,6 +79,7 @@ def healed(
     if validator.proof.has_refused:
         job = replace(job, options=replace(job.options, opset="keep"))
     not_worth = ""
+    fault = ""
     fallbacks = _Fallbacks(job, validator, validation, refused)
     for way in fallbacks.ways():
         is_last = way.options.level == Level.O0
@@ -84,7 +87,8 @@ def healed(
         attempt = replace(job, options=way.options, plan=way.plan)
         try:
             conversion = validator.convert(attempt, layers, must_pay=not is_last)
-        except RefusedError:
+        except RefusedError as error:
+            fault = error.fault
             fallbacks.reasons.append("")
             continue
         except NotWorthError as error:
@@ -107,8 +111,12 @@ def healed(
             outcome = f"A conversion passes, but is not worth it. {not_worth}"
             cure = replace(cure, outcome=outcome)
         return _with_cure(conversion, cure)
+    if fault:
+        why = f"The float32 model does not load either ({fault.removesuffix('.')})"
+    else:
+        why = "Two runs of the float32 model disagree"
     raise RuntimeFailure(
-        "Two runs of the float32 model disagree, so no result can be validated: --no-validate skips the validation."
+        f"{why}, so no result can be validated: --no-validate skips the validation."
     )
 
 
@@ -244,6 +252,7 @@ class _Fallbacks:
             from_dtype=options.from_dtype,
             keep_io_types=options.keep_io_types,
             target=options.target,
+            opset=options.opset,
         )
         yield _Way(last, self.outcome(), Level.O0.value)
 
@@ -273,7 +282,7 @@ class _Fallbacks:
                 self.validator.comparison,
                 tried=is_tried,
                 seconds=seconds * share,
-                activity=f"looking for a fix (at most {seconds:.0f} s)",
+                activity=f"looking for a fix (at most {seconds * share:.0f} s)",
                 failed=self.refused.report if is_tried else None,
                 rounder=self.job.rounder,
                 advice="",
@@ -285,9 +294,8 @@ class _Fallbacks:
             options = self.recipe.keeping(cure.nodes)
             yield _Way(options, cure, plan=self.recipe.plan)
         # Reached only if the caller asks for another way, after this one was refused or there was none.
-        if cure.confirmed and not fault:
-            cure_fails = self.in_vain("The fix", "fails the final validation")
-            self.outcomes.append(cure_fails)
+        if cure.confirmed:
+            self.outcomes.append(self.in_vain("The fix", _FAILS))
         else:
             self.outcomes.append(cure.outcome)
 
@@ -337,7 +345,9 @@ class _Fallbacks:
             passes = "Level auto, which measures the error of each op, passes."
             cure = self.outcome(passes, command)
             yield _Way(plan.options, cure, Level.AUTO.value, plan)
-        self.outcomes.append("Level auto finds no result that passes.")
+            self.outcomes.append(self.in_vain("Level auto", _FAILS))
+        else:
+            self.outcomes.append("Level auto finds no result that passes.")
 
 
 def _known_to_break(model: Model, options: Options) -> Iterator[str]:
@@ -368,5 +378,5 @@ def _named_in(fault: str, model: Model) -> Cure:
     named = sorted(n for n in names if f"({n})" in fault or f"'{n}'" in fault)
     outcome = "The message names no node."
     if named:
-        outcome = "The result still fails when the nodes listed above stay in float32."
+        outcome = "The message names the nodes listed above."
     return Cure("", tuple(named), outcome, bool(named), len(named))

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from onnxamp._base.optional import has_runtime
+from onnxamp._convert.raising import reference_of
 from onnxamp._job import Job, Request
 from onnxamp._job.refusals import RefusedError
 from onnxamp._job.validation import Validator, comparison_for
@@ -81,7 +82,8 @@ class Measures:
         if layers is None:
             return None
         run = replace(job.run, workers=None, state=None)
-        comparison = Comparison.of(job.model, run)
+        reference = reference_of(job.model, job.options)
+        comparison = Comparison.of(reference, run, target=job.options.target)
         with staged.saved.stage.shown() as written:
             result = Model.read(written)
             activity = "comparing values"

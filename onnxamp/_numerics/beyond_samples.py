@@ -100,10 +100,10 @@ class BeyondSamples:
         report = replace(report, not_run=self._beyond.not_run)
         for excursion in self._beyond.excursions:
             found = compared(excursion)
-            alone = map(compared, excursion.alone if not found.passed else ())
-            if excursion.alone and not found.passed:
-                found = next((one for one in alone if not one.passed), report)
-            report = with_extra(report, excursion, found)
+            if found.passed or not excursion.alone:
+                report = with_extra(report, excursion, found)
+            else:
+                report = _one_by_one(report, excursion.alone, compared)
             if not report.passed:
                 break
         return report
@@ -164,6 +164,7 @@ class BeyondSamples:
         excursion = Excursion(_OFF, samples, self.reference.alone(), is_hard=True)
         found = compared(excursion)
         if any(calls.differ for calls in found.choices):
+            # The error is that of a choice, so it says nothing of the result.
             return _with_choices(report, _OFF, found)
         self._hard.append(excursion)
         return with_extra(told, excursion, found)
@@ -185,6 +186,17 @@ class BeyondSamples:
         what = tie.description
         excursion = Excursion(what, tie, self.reference.alone(), is_hard=True)
         return _with_choices(report, what, compared(excursion))
+
+
+def _one_by_one(
+    report: DiffReport, excursions: Iterable[Excursion], compared: Compares
+) -> DiffReport:
+    """Return a report that passes with comparisons up to the first that fails."""
+    for excursion in excursions:
+        report = with_extra(report, excursion, compared(excursion))
+        if not report.passed:
+            break
+    return report
 
 
 def _with_choices(report: DiffReport, what: str, found: DiffReport) -> DiffReport:

@@ -203,10 +203,9 @@ class Comparison:
         if self.beyond is None or not report.passed or tally is None:
             return report
         there = replace(self, _result=other)
-        deeper, shallow = (
-            partial(there._compared_at, result, how, activity, seconds)
-            for how in (None if layers is not False else False, False)
-        )
+        at = partial(there._compared_at, result, activity=activity, seconds=seconds)
+        shallow = partial(at, layers=False)
+        deeper = shallow if layers is False else partial(at, layers=None)
         passed = Passed(
             model=result,
             session=other,
@@ -273,10 +272,11 @@ class Comparison:
     def _compared_at(
         self,
         result: Model,
+        excursion: Excursion,
+        *,
         layers: bool | None,
         activity: str,
         seconds: float,
-        excursion: Excursion,
     ) -> DiffReport:
         """Compare a result with the reference beyond the samples; arguments as :meth:`compare`."""
         run = replace(self.run, inputs=excursion.samples, workers=None, state=None)
@@ -306,7 +306,9 @@ class Comparison:
         exact = without_grids(self.reference.model)
         if exact is None:
             return False
-        anew = replace(self, run=replace(self.run, state=None), beyond=None)
+        # A result that is open from the samples is not the one that is compared here.
+        run = replace(self.run, state=None)
+        anew = replace(self, run=run, beyond=None, _result=None)
         found = anew.compare(exact, layers=False, activity="measuring integers")
         self.limits = self.limits.allowing(found.outputs)
         return bool(self.limits.coarse)

@@ -1,5 +1,6 @@
 """Reports judged by limits: the sentences about what misses them, and where the error starts."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -174,7 +175,7 @@ def _first_bad(
     Args:
         hidden: count errors that the norms of whole values hide.
     """
-    floats = [row for row in rows if "float" in row.dtype or row.dtype == "double"]
+    floats = [row for row in rows if "float" in row.dtype]
     for row in floats:
         if alarm := _alarm_of(row):
             return FirstBad(row.value, row.node, row.op, f"{alarm}{_in_body(row)}")
@@ -250,23 +251,34 @@ def _warnings(
     report: DiffReport, judgements: Sequence[Judgement], limits: Limits
 ) -> Iterator[str]:
     """Return sentences about outputs that are inexact, but not broken."""
-    missed = {
-        judgement.output: judgement for judgement in judgements if not judgement.passed
-    }
+    misses = defaultdict[str, list[Judgement]](list)
+    for judgement in judgements:
+        if not judgement.passed:
+            misses[judgement.output].append(judgement)
     for diff in report.outputs:
         if limits.plain and not is_plain(diff):
             continue
         if size_only(diff):
             yield f"Output {diff.name!r} has shape {diff.result_shape}, the reference {diff.reference_shape}."
-        elif diff.alarm is None and diff.name in missed:
-            miss = missed[diff.name]
-            limit = f"{miss.limit:g}"
-            if limits.share(diff, report.lowest, drawn=report.drawn) < 1:
-                few = f"samples show few of its numbers ({diff.size})"
-                limit = f"{miss.limit:.2g}, as {few if diff.size < NUMBERS else 'other inputs may show more'}"
-            found = _told_apart(miss.found, miss.limit)
-            whose = metric_of(miss.metric, diff)
-            yield f"Output {diff.name!r}: {whose} is {found}; the limit is {limit}."
+        elif diff.alarm is None:
+            # The typical error of all samples, which says most, comes last.
+            for miss in reversed(misses[diff.name]):
+                yield _miss_sentence(report, diff, miss, limits)
+
+
+def _miss_sentence(
+    report: DiffReport, diff: TensorDiff, miss: Judgement, limits: Limits
+) -> str:
+    """Return a sentence about a limit that an output misses."""
+    limit = f"{miss.limit:g}"
+    if limits.share(diff, report.lowest, drawn=report.drawn) < 1:
+        why = "other inputs may show more"
+        if diff.size < NUMBERS:
+            why = f"samples show few of its numbers ({diff.size})"
+        limit = f"{miss.limit:.2g}, as {why}"
+    found = _told_apart(miss.found, miss.limit)
+    whose = metric_of(miss.metric, diff)
+    return f"Output {diff.name!r}: {whose} is {found}; the limit is {limit}."
 
 
 def _told_apart(found: float, limit: float) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from onnxamp._convert.cast_trace import CastTrace, Side
+from onnxamp._facts.dtypes import FORMATS
 from onnxamp._report.parts import Report, Statement, Table, TableRow, section, table
 
 
@@ -17,23 +18,34 @@ def casts_report(model: str, traces: Sequence[tuple[str, CastTrace]]) -> Report:
         "inspect",
         models=(model,),
         sections=tuple(
-            section(f"{trace.value} at level {level}", *_items(trace), _sides(trace))
+            section(_title(level, trace), *_items(trace), _sides(trace))
             for level, trace in traces
         ),
     )
 
 
+def _title(level: str, trace: CastTrace) -> str:
+    """Return the heading of a value."""
+    where = f" in the body of {trace.body}" if trace.body else ""
+    return f"{trace.value}{where} at level {level}"
+
+
 def _items(trace: CastTrace) -> Sequence[Statement]:
     """Return an item for each Cast."""
     if not trace.casts:
-        return [
-            Statement(
-                "There is no Cast at this value: its producer and readers agree."
-            )
-        ]
+        return [Statement(f"There is no Cast at this value: {_agreement(trace)}.")]
     return [
         Statement(one.text, label=one.cast, action=one.option) for one in trace.casts
     ]
+
+
+def _agreement(trace: CastTrace) -> str:
+    """Return why a value needs no Cast, in a clause."""
+    if not trace.read:
+        return "nothing reads it"
+    if trace.made.precision not in FORMATS.keys() | {"float32"}:
+        return f"conversions leave {trace.made.precision} as it is"
+    return "its producer and readers agree"
 
 
 def _sides(trace: CastTrace) -> Table:

@@ -410,7 +410,7 @@ class _Round(Generic[T]):
 
     def handed_to(self, workers: Workers) -> Generator[T | RuntimeFailure | Crash]:
         """Measure them on workers, and yield their results."""
-        first = next(sent_samples(self.run.samples))
+        first = next(sent_samples(self.run.samples, [0], workers))
         work = partial(_opened, self.probe, first, Surroundings.here())
 
         def done(position: int, result: Any) -> None:

@@ -1,6 +1,7 @@
 """What ``onnxamp inspect --cast`` says: the step that put a Cast at a value, and what asked for its precisions."""
 
 import json
+import shlex
 from pathlib import Path
 
 import onnx
@@ -9,6 +10,8 @@ from commands import run
 from onnx import ModelProto, parser
 
 import onnxamp
+from onnxamp._facts.tables import read_table
+from onnxamp._rewrite.prepare import PASSES
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +87,39 @@ def test_bodies():
     )  # fmt: skip
     assert steps(outer) == {"h_fp32": "decision"}
     assert steps(inner) == {"e_fp16": "decision"}
+    assert (outer["body"], inner["body"]) == ("", "y")
+
+
+def test_the_output_of_a_body_is_none_of_the_model():
+    (trace,) = traced(
+        """(bool c, float[2,4] x, float[4,4] w) => (float[2,4] y) { h = MatMul (x, w) y = If (c) <
+            then_branch = t () => (float[2,4] u) { u = MatMul (h, w) },
+            else_branch = f () => (float[2,4] v) { v = Identity (h) }> }""",
+        "u",
+    )  # fmt: skip
+    assert [side["op"] for side in trace["read"]] == ["body output"]
+    assert "--io-types" not in trace["read"][0]["option"]
+
+
+@pytest.mark.parametrize(("name", "said"), [("c", "conversions leave bool as it is"), ("d", "nothing reads it")])
+def test_a_value_without_a_cast(name, said):
+    model = "(float[2,4] x, bool[2,4] c) => (float[2,4] y) { d = Exp (x) y = Where (c, x, x) }"
+    onnx.save(parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {model}'), "model.onnx")
+    assert f"There is no Cast at this value: {said}." in run("inspect", "model.onnx", "--cast", name).output
+
+
+def test_names_in_advice_are_patterns_that_a_shell_takes():
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {PLAIN}')
+    model.graph.node[0].name = "layers.0(q+k)/Mat Mul"
+    (trace,) = traced(model, "a", options=KEEP)
+    pattern = shlex.split(trace["made"]["option"])[-1]
+    (kept,) = traced(model, "a", options=(*KEEP, "--keep-fp32", pattern))
+    assert kept["made"]["precision"] == "float32"
+
+
+@pytest.mark.parametrize("apply", PASSES)
+def test_every_pass_has_words(apply):
+    assert read_table("cast_steps")[apply.__module__.rpartition(".")[2]]["text"]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -1,9 +1,9 @@
 """Spectra of inputs before a logarithm, as in front ends of speech and music: power, mel and constant-Q spectra.
 
 A bin of a spectrum is a sum of large products that cancel. Next to a loud bin, low precision loses a quiet one in the
-rounding of these products: 66 dB below it in float16, 42 dB in bfloat16. The square and the logarithm after it make an
-absolute error of the relative one. So does a division of each bin by its own mean, or its normalization. Random inputs
-hardly show that, because noise has no quiet bins.
+rounding of these products: 66 dB below it in float16, 42 dB in bfloat16. The square and the logarithm after it turn
+that relative error into an absolute one. So does a division of each bin by its own mean, or its normalization. Random
+inputs hardly show that, because noise has no quiet bins, so level auto does not measure it.
 """
 
 from collections.abc import Iterator
@@ -18,8 +18,8 @@ from onnxamp._graph.view import ABSENT, Node
 
 
 def spectra(graph: Graph) -> Iterator[Hazard]:
-    """Yield the nodes from the inputs of a model to the logarithm of their spectrum, or to a division by it, both ends
-    included.
+    """Yield the nodes from the inputs of a model to the logarithm of their spectrum, or to a division by it,
+    inclusive.
 
     Complexity: linear.
     """
@@ -78,7 +78,7 @@ def _signals(graph: Graph) -> _Signals:
 
 
 def _ends(graph: Graph, signals: _Signals) -> list[Node]:
-    """Return the nodes that make much of quiet parts of spectra."""
+    """Return the nodes that amplify quiet parts of spectra."""
     facts = op_facts()
     spectral = signals.spectral
     found = dict[int, Node]()
@@ -103,11 +103,10 @@ class _Spectra(HazardKind):
     value = "spectrum"
     title = "low precision loses the quiet parts of a spectrum"
     looks_at = ("logarithms", "divisors", "centering_channels")
-    is_measurable = True
     fault = Fault(
         Effect.ROUNDS_AWAY,
-        "computes a spectrum in LOW, whose quiet parts rounding loses, before a logarithm or a division that makes much"
-        " of them",
+        "computes a spectrum in LOW, whose quiet parts rounding loses, before a logarithm or a division that amplifies"
+        " them",
     )
 
     def find(self, graph: Graph, _low: Format, /) -> Iterator[Hazard]:

@@ -1,6 +1,6 @@
 """Claims: what facts, the user, lists and the level demand of variables, each with its strength."""
 
-from collections import ChainMap
+from collections import ChainMap, defaultdict
 from collections.abc import Mapping
 from enum import IntEnum
 from typing import TypeAlias
@@ -106,10 +106,26 @@ class Claims:
     def _force_implied(self) -> None:
         """Force what a variable that is forced low needs in low precision, unless an override keeps it."""
         forced = self.pinned[Strength.FORCED]
+        kept = self.pinned[Strength.KEPT]
+        needs = defaultdict[int, list[int]](list)
         for p, q in self.implies:
-            root = self.ports.root(p)
-            if root in forced and q not in self.pinned[Strength.KEPT]:
-                forced.setdefault(q, forced[root])
+            needs[self.ports.root(p)].append(q)
+        waiting = list(forced)
+        while waiting:
+            root = waiting.pop()
+            for q in needs.get(root, ()):
+                if q in kept:
+                    self._warn_of_kept(forced[root], kept[q])
+                elif q not in forced:
+                    forced[q] = forced[root]
+                    waiting.append(q)
+
+    def _warn_of_kept(self, forced: Verdict, kept: Verdict) -> None:
+        """Warn of what the user forces low and cannot be low without what another override keeps."""
+        if forced.detail != DECIDED:
+            self.warnings.append(
+                f"{self._label(forced)!r} cannot be forced low without {self._label(kept)!r} ({kept.detail})."
+            )
 
     def _warn_of_unforced(self) -> None:
         """Warn of what the user forces low and facts keep in float32."""

@@ -87,16 +87,20 @@ def find_beyond(
     at_hand = _at_hand(samples)
     flow = reference.prepare(check_inputs(reference.model.proto, at_hand[0])).flow
     branches = _OtherBranches(reference, at_hand, flow.conditions, set(taken))
-    excursions = list(branches.found() if runs else branches.named())
+    excursions = list[Excursion]()
+    if runs:
+        excursions += branches.found()
+    else:
+        branches.refuse_all()
     not_run = [*branches.refused, *_idle_loops(reference, at_hand)]
     if runs and samples.draw is not None:
-        other = _OtherInputs(reference, samples, samples.draw)
+        other = _DrawnExcursions(reference, samples, samples.draw)
         excursions += other.found()
         not_run += other.refused
     return Beyond(tuple(excursions), tuple(not_run))
 
 
-class _OtherInputs:
+class _DrawnExcursions:
     """Random inputs of other kinds than the samples: other sizes, masks and numbers of trips.
 
     Attributes:
@@ -199,14 +203,13 @@ class _OtherBranches:
         """Note that a branch cannot be run."""
         self.refused.append(f"{branch_name(condition, holds=holds)} ({why})")
 
-    def named(self) -> Iterator[Excursion]:
-        """Refuse all branches."""
+    def refuse_all(self) -> None:
+        """Note that no branch is run."""
         for condition, holds in self.left:
             known = "no sample takes it"
             unknown = "whether a sample takes it is unknown"
             why = unknown if condition.repeats else known
             self.refuse(condition, holds=holds, why=why)
-        return iter(())
 
     def found(self) -> Iterator[Excursion]:
         """Yield comparisons that cover the branches, as many as possible in each."""
@@ -285,24 +288,26 @@ def _named(chosen: Sequence[tuple[Condition, bool]]) -> str:
 
 def _idle_loops(reference: Session, samples: Samples) -> Iterator[str]:
     """Yield clauses about the loops of the main graph whose body no sample runs."""
-    idle: dict[str, None] | None = None
+    stopped = dict[str, None]()
+    ran = set[str]()
     for sample in samples:
         feeds = check_inputs(reference.model.proto, sample)
         executor = reference.prepare(feeds)
-        reads = _trip_inputs(executor.flow)
-        if not reads:
-            return
+        reads = _trip_values(executor.flow)
         names = dict.fromkeys(name for name, _ in chain.from_iterable(reads.values()))
-        execution = run_alone(executor, feeds, [*names])
-        now = [label for label, loop in reads.items() if _stops(execution, loop)]
-        # A loop is idle only if no sample runs it.
-        before = now if idle is None else idle
-        idle = dict.fromkeys(label for label in before if label in now)
-    for label in idle or ():
-        yield f"the body of {label} (no sample makes it run)"
+        execution = run_alone(executor, feeds, [*names]) if names else None
+        for label, loop in reads.items():
+            if execution is not None and _stops(execution, loop):
+                stopped[label] = None
+            else:
+                ran.add(label)
+    # A loop is idle only if no sample runs it.
+    for label in stopped:
+        if label not in ran:
+            yield f"the body of {label} (no sample makes it run)"
 
 
-def _trip_inputs(flow: DataflowGraph) -> Mapping[str, list[tuple[str, int | None]]]:
+def _trip_values(flow: DataflowGraph) -> Mapping[str, list[tuple[str, int | None]]]:
     """Return the values that tell how often loops run, by loop: numbers, or values whose axis counts."""
     loops = {}
     for node in flow.nodes:

@@ -11,7 +11,7 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 from onnxamp._facts.dtypes import FLOAT
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import Node, Origin
+from onnxamp._graph.view import Node
 from onnxamp._model.weights import SENTINEL
 
 ROUNDS: Final = frozenset({"Loop", "Scan"})
@@ -89,11 +89,11 @@ class _BodyRanges:
         graph = self.graph
         parts = list[str]()
         values = list[int]()
-        for value in graph.values:
-            is_made = value.scope == scope and value.origin is Origin.NODE
-            if is_made and graph.types[value.index] == FLOAT:
-                parts.append(self.largest(scope, value.name))
-                values.append(value.index)
+        nodes = graph.at(graph.scopes[scope].nodes)
+        for value in chain.from_iterable(node.writes for node in nodes):
+            if graph.types[value] == FLOAT:
+                parts.append(self.largest(scope, graph.values[value].name))
+                values.append(value)
         for vector, listed in inner:
             parts.append(vector)
             values += listed

@@ -1,6 +1,8 @@
 """Steps of gradient ascent within the ranges of inputs, toward the largest element of a value."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from math import inf
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -38,22 +40,24 @@ class Watched(NamedTuple):
         session: the model.
         weights: its large weights, which it reads as inputs.
         outputs: by name of a value of the main graph: the outputs with these elements.
-        inner: by name of a value in a body: the output with its largest magnitude over all turns.
+        inner: by name of a value in bodies, several of which may use it: the outputs with its largest magnitudes over
+            all turns.
     """
 
     session: "ort.InferenceSession"
     weights: Feeds
     outputs: Mapping[str, tuple[str, str]]
-    inner: Mapping[str, str]
+    inner: Mapping[str, list[str]]
 
     @classmethod
     def of(cls, model: Model, names: Sequence[str]) -> "Watched":
         """Return a model that is ready to run."""
         graph = model.ask(graph_of)
-        within = dict[str, str]()
+        within = defaultdict[str, list[str]](list)
         if not set(names) <= graph.scopes[0].names.keys():
             made, found = with_body_ranges(graph)
-            within = {graph.values[value].name: name for name, value in found.items()}
+            for output, inside in found.items():
+                within[graph.values[inside].name].append(output)
             graph = Graph.of(made, model.folder)
         editor = GraphEditor(graph)
         outputs = dict[str, tuple[str, str]]()
@@ -78,7 +82,8 @@ class Watched(NamedTuple):
             for name in names
             if name not in outputs and name in within
         }
-        made.graph.output.extend(ValueInfoProto(name=name) for name in inner.values())
+        ranges = chain.from_iterable(inner.values())
+        made.graph.output.extend(ValueInfoProto(name=output) for output in ranges)
         shell = take_weights(made, model.folder, keep=0)
         session = make_session(shell.fed(), optimize=False)
         return cls(session, shell.arrays(), outputs, inner)
@@ -92,14 +97,14 @@ class Watched(NamedTuple):
             name: [] for name in (*self.outputs, *self.inner)
         }
         every = [end for ends in self.outputs.values() for end in ends]
-        every += self.inner.values()
+        every += chain.from_iterable(self.inner.values())
         for number, feeds in enumerate(given):
             results = run(self.session, {**feeds, **self.weights}, every)
             for name, (most, least) in self.outputs.items():
                 found[name].append(Seen(results[most].item(), number, 1.0))
                 found[name].append(Seen(-results[least].item(), number, -1.0))
-            for name, output in self.inner.items():
-                magnitude = float(results[output].item())
+            for name, magnitudes in self.inner.items():
+                magnitude = max(float(results[output].item()) for output in magnitudes)
                 found[name] += [Seen(magnitude, number, sign) for sign in (1.0, -1.0)]
         return found
 
@@ -228,9 +233,9 @@ class Climb(NamedTuple):
         moved = dict(inputs)
         for name, slope in slopes.items():
             low, high = self.ranges[name]
-            # The range of a mask is that of float32. What is beyond is clipped.
-            with np.errstate(over="ignore"):
-                further = moved[name] + length * (high - low) * np.sign(slope)
+            # The range of a mask is that of float32, which is too wide for float32 itself.
+            direction = np.sign(slope, dtype=np.float64)
+            further = moved[name] + length * (high - low) * direction
             moved[name] = np.clip(further, low, high).astype(np.float32)
         return moved
 

@@ -205,6 +205,6 @@ def _errors(
         if other.shape != array.shape or not scales[name]:
             continue
         size = max(_norm(array), scales[name])
-        is_finite = np.isfinite(array)
-        off = float(np.linalg.norm((other - array)[is_finite]))
+        finite = np.isfinite(array)
+        off = float(np.linalg.norm(other[finite] - array[finite]))
         yield off / size if np.isfinite(off) else inf

@@ -102,7 +102,7 @@ def larger_draw(draw: Draw, reference: Session) -> OtherInputs | None:
         return None
     budget = _Budget.of(maker)
     why = "they take too much work or memory"
-    tried = [maker.sizes]
+    tried = [usual]
     for inner, leading in _FACTORS:
         sizes = {
             name: size * (leading if name in named.batches else inner)

@@ -64,17 +64,14 @@ class Stress(NamedTuple):
         reference: Model,
         result: Model,
         samples: Samples,
-        *,
-        is_converted: bool = True,
     ) -> Stressed:
         """Return what is proven of a result, and inputs that are hard for what is not.
 
         Args:
             reference: the original.
-            result: its conversion.
+            result: its conversion, whose low-precision values count, if it has any. The original itself before it is
+                converted: all of its floats may become low.
             samples: the inputs that both ran on.
-            is_converted: whether only the values of the result that are low precision count, if any are; all floats
-                may become low if not.
         """
         given = _given(reference, samples)
         # A proof in the range of the samples is one for all of them.
@@ -87,13 +84,13 @@ class Stress(NamedTuple):
             find_bounds, self.low, tuple(sorted(assumed.items())), False, self.target
         )
         proof = _proof(bounds, assumed=sorted(assumed), stated=stated)
+        is_converted = result is not reference
         values = bounds.at_risk if is_converted else bounds.floats
         rooms = rooms_of(bounds, values)
         movable = self._movable(seen)
         is_large = reference.stock.size > _BYTES
-        # Of a model that is not converted yet, no value is low, and any may be.
         is_done = proof.is_complete
-        if result is reference:
+        if not is_converted:
             is_done = all(map(bounds.is_safe, values))
         if is_done or not self.steps or not movable or is_large:
             return Stressed(proof, rooms=rooms)
@@ -128,7 +125,7 @@ class Stress(NamedTuple):
         if not samples.has(0):
             return {}
         found = dict[str, float]()
-        every = self.of(model, model, samples, is_converted=False)
+        every = self.of(model, model, samples)
         for room in every.rooms:
             limit = self.low.overflow * 2.0 ** exponents.get(room.value, 0)
             fits = room.seen is not None and room.seen < limit
@@ -145,7 +142,7 @@ class Stress(NamedTuple):
         """
         if not self.steps or not samples.has(0):
             return None
-        return self.of(model, model, samples, is_converted=False).samples
+        return self.of(model, model, samples).samples
 
     def far_off(self, samples: Samples, pair: Pair, enough: float) -> Sought | None:
         """Return the input with the largest error of a result that a search finds; None if there is no search.

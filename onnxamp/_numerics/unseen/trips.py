@@ -40,7 +40,10 @@ def other_trips(reference: Session, feeds: Feeds) -> Iterator[OtherInputs]:
     for count in _FEW:
         trips, _ = _run(reference, feeds, names, count)
         yield trips
-    _, usual = _run(reference, feeds, names, _USUAL)
+    few, usual = _run(reference, feeds, names, _USUAL)
+    if few.reference is None:
+        yield few
+        return
     for count in _MANY:
         trips, outputs = _run(reference, feeds, names, count)
         most = _largest(usual) * count / _USUAL

@@ -13,10 +13,11 @@ from onnxamp._decide.builder import builder_of
 from onnxamp._decide.kinds import asked_hazards
 from onnxamp._decide.overrides import find_overrides
 from onnxamp._graph.graph import Graph
+from onnxamp._model.protos import all_nodes
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
 from onnxamp._rewrite import Draft, PassResult
-from onnxamp._rewrite.passes.cast_pairs import find_pairs, remove_pairs
+from onnxamp._rewrite.passes.cast_pairs import remove_pairs
 from onnxamp._rewrite.passes.idle_casts import find_idle_casts
 
 
@@ -83,5 +84,8 @@ def _kept(graph: Graph, options: Options) -> set[int]:
 
 def redundant_casts(graph: Graph) -> frozenset[int]:
     """Return the Casts that :func:`remove_redundant_casts` removes, by node index."""
-    pairs = graph.ask(find_pairs)
-    return frozenset(find_idle_casts(graph).removed | pairs.ends | pairs.starts)
+    result = remove_redundant_casts(graph.model)
+    every = all_nodes(result.graph.node)
+    left = {node.output[0] for node in every if node.op_type == "Cast"}
+    casts = graph.nodes_of({"Cast"})
+    return frozenset(cast.index for cast in casts if cast.proto.output[0] not in left)

@@ -214,7 +214,7 @@ class _AskedFolds(NamedTuple):
 
     @classmethod
     def of(cls, options: Options) -> "_AskedFolds":
-        """Return those of some options."""
+        """Return the folds that these options ask for."""
         outputs = frozenset(options.folded if options.may_fold else ())
         return cls(options, _folded_first(options), outputs)
 

@@ -138,9 +138,9 @@ class _Mender:
             entries = edited.input if is_main else (*edited.input, *edited.output)
             for entry in () if scope.opaque else entries:
                 value = graph.visible(entry.name, scope.index)
-                kind = ABSENT if value == ABSENT else graph.types[value]
+                kind = graph.types[value]
                 is_weight = value != ABSENT and graph.values[value].origin in _WEIGHTS
-                if (is_main and not is_weight) or not isinstance(kind, str):
+                if kind is None or (is_main and not is_weight):
                     continue
                 proto = type_proto(kind)
                 if proto is not None and _contradicts(entry.type, kind):

@@ -21,15 +21,17 @@ def apply(draft: Draft, options: Options) -> PassResult:
     found = op_facts().value_names
     main = (node.proto for node in draft.graph.nodes_of(found))
     inner = chain.from_iterable(all_nodes(one.node) for one in draft.proto.functions)
-    for node in chain(main, (node for node in inner if op_key(node) in found)):
-        given = (attribute(node, name) or () for name in found[op_key(node)])
-        texts = chain.from_iterable(
-            [one] if isinstance(one, bytes) else one for one in given
-        )
-        names = ", ".join(text.decode(errors="replace") for text in texts)
-        raise ModelError(
-            f"The node {node.name or node.output[0]!r} ({op_key(node)}) names the values that it depends on in its"
-            f" attributes ({names}), which changes of the graph would break: convert the model before gradients are"
-            " added to it."
-        )
-    return PassResult(draft)
+    calls = (node for node in inner if op_key(node) in found)
+    node = next(chain(main, calls), None)
+    if node is None:
+        return PassResult(draft)
+    given = (attribute(node, name) or () for name in found[op_key(node)])
+    texts = chain.from_iterable(
+        [one] if isinstance(one, bytes) else one for one in given
+    )
+    names = ", ".join(text.decode(errors="replace") for text in texts)
+    raise ModelError(
+        f"The node {node.name or node.output[0]!r} ({op_key(node)}) names the values that it depends on in its"
+        f" attributes ({names}), which changes of the graph would break: convert the model before gradients are"
+        " added to it."
+    )

@@ -251,9 +251,9 @@ RULES: Final[Mapping[str, Rule]] = {
 class UpgradeStep:
     """The change from one schema of an op to the next, and how its nodes follow.
 
-    ``op`` and ``version`` are those of the new schema, ``defaults`` those of attributes in the old one. ``lost`` has
-    the ports, as ("inputs", 0), that admit fewer types in the new one, with these. ``row`` is that of the table, which
-    documents it, empty where nothing has to be said; None if nothing is known.
+    ``op`` and ``version`` are those of the new schema, ``defaults`` those of attributes in the old one. ``lost`` maps
+    a port, such as ``("inputs", 0)``, to the types that the new schema still admits, if it admits fewer. ``row`` is the
+    row of the table, empty where nothing has to be said; None if nothing is known.
     """
 
     op: str

@@ -319,6 +319,9 @@ def _takes_same(executor: Executor, feeds: Feeds) -> bool:
     if any(feed is None and name not in known for name, feed in feeds.items()):
         return False
     given = known.keys() & feeds.keys()
+    # An input that was left empty is the output of an Optional.
+    if any((feeds[name] is None) is not (name in flow.maker) for name in given):
+        return False
     if any(_truth(feeds[name]) is not known[name] for name in given):
         return False
     computed = [name for name in known if name not in feeds]

@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 from onnx import TensorProto
 
 from onnxamp._facts.dtypes import LOW_ELEMS
-from onnxamp._model.protos import bytes_of, stored_bytes
+from onnxamp._model.protos import bytes_of
 from onnxamp._runtime.piecewise.flow import DataflowGraph
 
 T = TypeVar("T")
@@ -99,7 +99,7 @@ class _SessionMemory:
         """Return the bytes that a node adds while it runs."""
         weights = self.flow.shell.weights
         new = {name for name in self.flow.reads[node] if name in weights}
-        size = sum(stored_bytes(weights[name]) for name in new - self.weights)
+        size = sum(_read_bytes(self.flow, name) for name in new - self.weights)
         sizes = self.flow.sizes
         return size + sum(sizes.get(name, 0) for name in self.flow.nodes[node].output)
 
@@ -124,13 +124,15 @@ def weights_read(flow: DataflowGraph, nodes: Iterable[int]) -> int:
     """Return the bytes of the large weights that nodes read, in the types in which they are computed with."""
     weights = flow.shell.weights
     read = {name for name in flow.reads_of(nodes) if name in weights}
-    size = 0
-    for name in read:
-        tensor = weights[name]
-        is_raised = flow.emulated and tensor.data_type in LOW_ELEMS
-        elem = TensorProto.FLOAT if is_raised else tensor.data_type
-        size += bytes_of(elem, tensor.dims[:])
-    return size
+    return sum(_read_bytes(flow, name) for name in read)
+
+
+def _read_bytes(flow: DataflowGraph, name: str) -> int:
+    """Return the bytes of a large weight in the type in which it is computed with."""
+    tensor = flow.shell.weights[name]
+    is_raised = flow.emulated and tensor.data_type in LOW_ELEMS
+    elem = TensorProto.FLOAT if is_raised else tensor.data_type
+    return bytes_of(elem, tensor.dims[:])
 
 
 def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
@@ -176,8 +178,8 @@ def peak_of(
 
 
 def peak_together(
-    flow: DataflowGraph, nodes: Iterable[int], wanted: Iterable[str]
+    flow: DataflowGraph, nodes: Sequence[int], wanted: Iterable[str]
 ) -> int:
     """Return the bytes of weights and values while nodes run in one session."""
-    weights = sum(map(stored_bytes, flow.shell.weights.values()))
-    return weights + peak_of(flow, [[node] for node in nodes], wanted)
+    values = peak_of(flow, [[node] for node in nodes], wanted)
+    return weights_read(flow, nodes) + values
