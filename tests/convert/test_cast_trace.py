@@ -147,3 +147,11 @@ def test_the_report():
     assert "a at level O1" in text
     assert "a at level O2" in text
     assert "The decision adds this Cast" in text
+
+
+def test_raising_a_model_changes_its_casts():
+    text = """(float[8,8] x, float16[8,8] w) => (float[8,8] z) {
+        h = Cast <to = 10> (x) t = MatMul (h, w) u = Cast <to = 1> (t) z = Softmax (u) }"""
+    (trace,) = traced(text, "x", options=("--from", "auto"))
+    assert "raised" in steps(trace).values()
+    assert "--opset" not in str(trace["casts"])

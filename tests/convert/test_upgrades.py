@@ -235,3 +235,19 @@ def test_warnings_about_listed_ops_name_the_request_to_stay() -> None:
     said = "opset 11 does not allow bfloat16. Opset 22 would help, but the model was to stay at opset 13"
     with pytest.warns(onnxamp.OptionWarning, match=said):
         onnxamp.convert_model(lenet("AveragePool"), "O1", dtype="bfloat16", white_list=["Conv"], opset="keep")
+
+
+def test_an_opset_that_the_proof_refuses_is_tried_once() -> None:
+    """What a node at opset 20 wants is nothing without what another one gets at 12, so both lead to that."""
+    model = parse("""(float[512,512] x, float[512,512] w, float[4] z) => (float[512,512] y, bool[4] b) {
+        a = MatMul (x, w) c = Clip (a) d = MatMul (c, w) e = Clip (d) y = MatMul (e, w)
+        s = Softmax (z) b = IsInf (s) }""", opset=11, ir=8)  # fmt: skip
+    tried = list[int]()
+
+    def proof(graph: Graph) -> str:
+        tried.append(graph.book.opsets[""])
+        return "outputs differ"
+
+    decided = decide(Model.of(model), Options("O2", target="cuda", hazards=False), None, proof)
+    assert len(tried) == len(set(tried)) > 0
+    assert len(decided.prepared.refused) == len(set(decided.prepared.refused))

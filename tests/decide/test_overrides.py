@@ -163,3 +163,21 @@ def test_inputs_and_outputs_that_are_named_keep_their_types(tmp_path: Path) -> N
     done = CliRunner().invoke(group, [*arguments, "keep:nosuch"])
     assert "no input or output 'nosuch'" in done.output
     assert CliRunner().invoke(group, [*arguments, "low:Y"]).exit_code == 2
+
+
+RECURRENT = """(float[4,2,8] x, float[8,8] w, float[1,16,8] weights, float[1,16,4] states) => (float[4,1,2,4] y) {
+    [product] a = MatMul (x, w) [moved] t = Transpose <perm = [0, 1, 2]> (a)
+    [gates] y = LSTM <hidden_size = 4> (t, weights, states) }"""
+
+
+def test_what_a_forced_node_needs_is_forced_along_a_chain() -> None:
+    """TensorRT needs the input and the weights of an LSTM in one type, and a Transpose rounds nothing."""
+    options = {"target": "tensorrt", "force_low": ["product"], "black_list": ["LSTM"]}
+    plan = onnxamp.plan_model(parse(RECURRENT), **options)
+    assert {row.node: row.low for row in plan.rows if row.op in ("MatMul", "LSTM")} == {"product": True, "gates": True}
+
+
+def test_what_a_forced_node_needs_is_kept_by_another_option() -> None:
+    options = {"target": "tensorrt", "force_low": ["product"], "keep_nodes": ["gates"]}
+    plan = onnxamp.plan_model(parse(RECURRENT), **options)
+    assert plan.warnings == ("'product' cannot be forced low without 'gates' (keep_nodes (--keep-node) 'gates').",)

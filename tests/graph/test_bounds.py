@@ -410,3 +410,24 @@ def test_cells_grow_by_one_in_each_step(kind):
         feeds = {"x": 9 * draw.standard_normal((7, 1, 4)), "c": draw.uniform(-2, 2, (1, 1, 3))}
         z = every_value(model, {name: array.astype(np.float32) for name, array in feeds.items()})["z"]
         assert np.abs(z).max() <= limit
+
+
+@pytest.mark.parametrize("turned", [0, 1])
+@pytest.mark.parametrize("batched", [0, 1])
+def test_sums_of_transposed_factors(turned, batched):
+    """An axis of 4,096 ones, wherever FusedMatMul reads it."""
+    shape = [4096, 2, 3] if (batched, turned) == (1, 1) else [2, 4096, 3] if turned else [2, 3, 4096]
+    if batched and not turned:
+        shape = [3, 2, 4096]
+    attributes = {"transA": turned, "transBatchA": batched}
+    nodes = [
+        helper.make_node("Sigmoid", ["x"], ["a"]),
+        helper.make_node("Sigmoid", ["z"], ["b"]),
+        helper.make_node("FusedMatMul", ["a", "b"], ["y"], domain="com.microsoft", **attributes),
+    ]
+    inputs = [helper.make_tensor_value_info(name, 1, size) for name, size in (("x", shape), ("z", [2, 4096, 5]))]
+    graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info("y", 1, [2, 3, 5])])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    feeds = {"x": np.full(shape, 9, np.float32), "z": np.full((2, 4096, 5), 9, np.float32)}
+    assert violations(model, feeds) == ([], 3)

@@ -12,7 +12,10 @@ from graphs.case import add_weights, parse
 from onnx import ModelProto
 
 import onnxamp
+from onnxamp._model.model import Model
+from onnxamp._numerics.comparison import Comparison
 from onnxamp._numerics.limits import Limits
+from onnxamp._runtime.run import Run
 
 RNG = np.random.default_rng(0)
 WEIGHT = (RNG.standard_normal((64, 64)) / 8).astype(np.float32)
@@ -382,3 +385,50 @@ def test_a_result_that_does_not_pay_is_headed_so() -> None:
     assert found["summary"]["nodes"]["low"]
     result = run("convert", "model.onnx", "-o", "low.onnx", "--level", "O1", "--keep-fp32", "high")
     assert "which is not worth it" in result.stdout
+
+
+def test_a_loop_that_no_sample_runs_is_named_whichever_branches_they_take(tmp_path: Path) -> None:
+    """One sample reaches the loop, which stops at once; the other takes the branch without one."""
+    body = """body = b (int64 i, bool go, float[N,64] s) => (bool went, float[N,64] t) {
+        went = Identity (go) t = Relu (s) }"""
+    model = model_of(f"""(float[N,64] X, bool c, int64 n) => (float[N,64] Y) {{ m = MatMul (X, w) f = If (c) <
+        then_branch: graph = t () => (float[N,64] r) {{ [turns] r = Loop <{body}> (n, , m) }},
+        else_branch: graph = e () => (float[N,64] z) {{ z = Neg (m) }}> Y = MatMul (f, w) }}""")
+    x = RNG.standard_normal((2, 64)).astype(np.float32)
+    (tmp_path / "samples").mkdir()
+    for takes in ((True, False), (False, True)):
+        for number, one in enumerate(takes):
+            np.savez(f"samples/{number}.npz", X=x, c=np.array(one), n=np.array(0))
+        found = converted(model, "--inputs", "samples")["validation"]
+        assert any("turns" in clause for clause in found["not_run"]), takes
+
+
+def test_a_branch_that_fails_is_judged_by_its_own_numbers() -> None:
+    """Branches that no sample takes are compared together first; of these, one is fine by itself."""
+    second = EASY.replace("easy", "plain").replace(" e)", " u)").replace("e =", "u =")
+    other = "else_branch: graph = fine () => (float[N,64] v) { v = Add (a, m) }"
+    model = model_of(f"""(float[N,64] X, bool c, bool d) => (float[N,64] Y) <float k = {{3000}}> {{
+        m = MatMul (X, w) a = Tanh (m) f = If (c) <{EASY}, {HARD}> g = If (d) <{second}, {other}>
+        sum = Add (f, g) Y = MatMul (sum, w) }}""")
+    x = RNG.standard_normal((2, 64)).astype(np.float32)
+    np.savez("both.npz", X=x, c=np.array(True), d=np.array(True))
+    options = ("--no-cure", "--no-hazards", "--level", "O3", "--inputs", "both.npz")
+    found = converted(model, *options, code=1)["validation"]
+    (extra,) = found["extras"]
+    assert extra["what"] == "the else branch of If 'f'"
+
+
+def test_the_error_of_a_result_does_not_widen_its_own_limit() -> None:
+    """Integers of the original cost some error, which is allowed for: that of the original, not that of the result."""
+    grid = "q = QuantizeLinear (x, step, zero) d = DequantizeLinear (q, step, zero) m = Mul (d, factor)"
+    numbers = "<float step = {0.04}, int8 zero = {0}, float factor = {1.5}, int64[1] few = {8}, float off = {1.03},"
+    numbers += " float one = {1}>"
+    original = parse(f"(float[n] x) => (float[n] y) {numbers} {{ {grid} y = Identity (m) }}")
+    result = parse(f"""(float[n] x) => (float[n] y) {numbers} {{ {grid} h = Cast <to = 10> (m) f = Cast <to = 1> (h)
+        s = Shape (x) is_large = Greater (s, few) k = Where (is_large, off, one) y = Mul (f, k) }}""")
+    samples = onnxamp.random_samples(original)
+    comparison = Comparison.of(Model.of(original), Run(inputs=samples, provider="cpu"), beyond="compared")
+    report = comparison.compare(Model.of(result), layers=False)
+    (larger,) = report.extras
+    assert not report.passed
+    assert larger.judgements[0].found == pytest.approx(0.03, rel=0.01)

@@ -18,6 +18,7 @@ from onnxamp._facts.dtypes import FLOAT16
 from onnxamp._graph.graph import graph_of
 from onnxamp._graph.view import inline_functions
 from onnxamp._model.model import Model
+from onnxamp._numerics.unseen.climb import Climb, Watched
 from onnxamp._numerics.unseen.flattened import flattened
 from onnxamp._numerics.unseen.stress import Effort, Stress
 from onnxamp._rewrite.passes.upgrade import plan_upgrade
@@ -384,3 +385,23 @@ def test_level_auto_stresses_float32_values_of_mixed_models(tmp_path: Path) -> N
     assert made.validation is not None
     assert made.validation.passed
     assert any(extra.is_hard for extra in made.validation.extras)
+
+
+def test_a_name_of_both_branches_stands_for_the_larger_value():
+    branches = [f"{name} = {name} () => (float[2] o) {{ h = Mul (x, {factor}) o = Relu (h) }}"
+                for name, factor in (("then_branch", "large"), ("else_branch", "small"))]  # fmt: skip
+    model = Model.of(
+        parse(f"""(float[2] x, bool c) => (float[2] y) <float large = {{100}}, float small = {{7}}> {{
+        y = If (c) <{branches[0]}, {branches[1]}> }}""")
+    )
+    watched = Watched.of(model, ["h"])
+    for takes, most in ((True, 100), (False, 7)):
+        seen = watched.largest([{"x": np.ones(2, np.float32), "c": np.array(takes)}])
+        assert [one.magnitude for one in seen["h"]] == [most, most]
+
+
+def test_a_step_through_the_range_of_a_mask_stays_a_number():
+    climb = Climb(None, {}, "", "", {}, {"x": (-3.4e38, 3.4e38)})
+    slopes = {"x": np.array([0, 1, -1], np.float32)}
+    moved = climb._moved({"x": np.zeros(3, np.float32)}, slopes, 1.0)
+    np.testing.assert_array_equal(moved["x"], np.float32([0, 3.4e38, -3.4e38]))

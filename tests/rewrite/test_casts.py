@@ -223,3 +223,16 @@ def test_numbers_stay(seed: int) -> None:
         for before, after in pairs:
             assert before.dtype == after.dtype
             np.testing.assert_array_equal(before, after)
+
+
+@pytest.mark.parametrize("text", [
+    "a = Cast <f32> (x) b = Cast <f64> (a) c = Transpose (b) d = Cast <f32> (c) y = Relu (d)",
+    "a = Cast <f32> (x) b = Cast <f32> (a) y = Relu (b)",
+    "a = Cast <f32> (x) y = Relu (a)",
+])  # fmt: skip
+def test_the_audit_counts_what_goes(text: str) -> None:
+    model = g("float16[2,3] x", "float[2,3] y", text)
+    left = remove_redundant_casts(model)
+    gone = sum(node.op_type == "Cast" for node in model.graph.node)
+    gone -= sum(node.op_type == "Cast" for node in left.graph.node)
+    assert onnxamp.audit_model(model).casts.redundant == gone

@@ -12,16 +12,17 @@ from conversions import converted
 from every import every
 from graphs import CASES
 from graphs.case import add_weights, parse
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from repository import feeds as model_feeds
 
 from onnxamp import convert_model, random_samples
 from onnxamp._base.errors import RuntimeFailure
 from onnxamp._graph.view import inline_functions
+from onnxamp._model.model import Model
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.piecewise.flow import fitted, flow_of, make_flow
-from onnxamp._runtime.piecewise.parts import ancestors, parts_of
+from onnxamp._runtime.piecewise.parts import ancestors, parts_of, peak_together, weights_read
 from onnxamp._runtime.piecewise.pieces import Executor, start
 from onnxamp._runtime.sessions.session import make_session, run
 from onnxamp._runtime.sessions.shell import take_weights
@@ -427,3 +428,33 @@ def test_a_shortcut_of_the_cpu_is_not_taken() -> None:
     (taken, *_) = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, sample)
     assert np.abs(taken - expected).max() > 100 * np.abs(emulated - expected).max()
     assert any(item.name == "accuracy_level" for node in model.graph.node for item in node.attribute)  # as it was
+
+
+def test_an_input_that_was_left_empty_is_no_condition():
+    """The first sample leaves it empty; the second gives the number that conditions have."""
+    branches = """then_branch = t () => (float a) { a = Constant <value = float {1}> () },
+        else_branch = e () => (float b) { b = Constant <value = float {2}> () }"""
+    text = f"""(float[2] x, optional(bool) o) => (float[2] y) {{
+        h = OptionalHasElement (o) k = If (h) <{branches}> y = Mul (x, k) }}"""
+    model = Model.of(parse(text, 18))
+    session = engine_on("cpu").open(model)
+    x = np.ones(2, np.float32)
+    for given, expected in ((None, 2), (np.array(True), 1), (np.array(False), 1), (None, 2)):
+        feeds = check_inputs(model.proto, {"x": x, "o": given})
+        np.testing.assert_array_equal(session.run(feeds)["y"], x * expected)
+
+
+@pytest.mark.parametrize("emulated", [False, True])
+def test_the_memory_of_a_part_is_that_of_the_weights_as_they_are_read(emulated):
+    """Emulation reads float16 weights in float32. A joined run reads only the weights of its nodes."""
+    chain = " ".join(f"y{number + 1} = MatMul (y{number}, w{number})" for number in range(8))
+    model = parse(f"(float16[1,256] y0) => (float16[1,256] y8) {{ {chain} }}")
+    zeros = np.zeros((256, 256), np.float16)
+    model.graph.initializer.extend(numpy_helper.from_array(zeros, f"w{number}") for number in range(8))
+    flow = make_flow(model, emulated=emulated, keep=0)
+    nodes = list(range(len(flow.nodes)))
+    each = zeros.nbytes * (2 if emulated else 1)
+    budget = int(4.5 * each)
+    assert all(weights_read(flow, part) <= budget for part in parts_of(flow, nodes, budget, flow.outputs))
+    few = nodes[: len(nodes) // 4]
+    assert weights_read(flow, few) <= peak_together(flow, few, flow.outputs_of(few)) < weights_read(flow, few) + each
