@@ -3,14 +3,15 @@
 Each table has a function here that turns the rows of one op into facts. :data:`_TOPICS` orders them.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields
 from itertools import chain, groupby
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from onnx.defs import get_all_schemas_with_history
+from onnx.defs import get_all_schemas_with_history, onnx_opset_version
 
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError
 from onnxamp._base.public import Shown
@@ -20,11 +21,14 @@ from onnxamp._facts.dimensions import dimension_rules
 from onnxamp._facts.dtypes import FORMATS, LOW_TENSORS
 from onnxamp._facts.exponents import ALL, Term, exponent_rules
 from onnxamp._facts.kernels import float32_accumulators, kernel_table
-from onnxamp._facts.ops import op_facts
+from onnxamp._facts.ops import DERIVED, op_facts
 from onnxamp._facts.providers import placement_rules
+from onnxamp._facts.signature import lookup
 from onnxamp._facts.tables import read_table, target_json, target_table
 from onnxamp._facts.targets import known_versions, targets
 from onnxamp._gradients.pointwise import FORMULAS
+from onnxamp._gradients.recurrent import UNROLLED
+from onnxamp._gradients.walk import FLAT
 from onnxamp._gradients.walk import RULE_MODULES as GRADIENTS
 from onnxamp._graph.bounds.walk import RULE_MODULES as BOUNDS
 from onnxamp._graph.match import form_table
@@ -101,8 +105,8 @@ def describe_op(op: str) -> OpView:
         )
     meant = ops_named(op)
     if not is_known(op) or meant != (op,):
-        near = ", ".join(meant) if is_known(op) else nearest_name(op)
-        hint = f" Did you mean {near}?" if near else ""
+        near = meant if is_known(op) else ops_named(nearest_name(op) or "")
+        hint = f" Did you mean {', '.join(near)}?" if near else ""
         raise ArgumentError(f"There is no op type {op!r}.{hint}")
     return OpView(op, tuple(chain.from_iterable(topic(op) for topic in _TOPICS)))
 
@@ -147,23 +151,28 @@ def _exactness(op: str) -> Iterator[OpFact]:
     facts = op_facts()
     file = "ops.toml"
     if op in facts.exact:
-        text = "exact: commutes with rounding, so either precision computes the same"
+        text = "exact: rounding before or after it gives the same result"
         when = facts.exact_when.get(op)
         condition = f" if {_words(when)}" if when else ""
         yield OpFact("exactness", text + condition, file)
     else:
         yield OpFact("exactness", "not exact: low precision rounds its results", file)
     flags = list[str]()
+    derived = list[str]()
     for column in fields(facts):
         entries = getattr(facts, column.name)
         if op not in entries:
             continue
-        if isinstance(entries, AbstractSet):
+        if column.name in DERIVED:
+            derived.append(column.name)
+        elif isinstance(entries, AbstractSet):
             flags.append(column.name)
         else:
             yield OpFact("column", f"{column.name} = {_words(entries[op])}", file)
     if flags:
         yield OpFact("flags", ", ".join(flags), file)
+    if derived:
+        yield OpFact("flags", ", ".join(derived), "onnxamp/_facts/ops.py")
 
 
 def _kernels(op: str) -> Iterator[OpFact]:
@@ -174,14 +183,15 @@ def _kernels(op: str) -> Iterator[OpFact]:
         versions = known_versions(name) if target.versioned else ("",)
         low = [(version, _low_kernels(name, version, op)) for version in versions]
         table = target_json(name, "kernels")
-        source = ", ".join(f"{key} {table[key]}" for key in _MAKERS if table.get(key))
+        asked = ", ".join(f"{key} {table[key]}" for key in _MAKERS if table.get(key))
         # Versions with the same kernels in a row are one fact.
         for text, group in groupby(low, key=lambda pair: pair[1]):
             same = [version for version, _ in group]
             span = f"{same[0]} to {same[-1]}: " if same[0] else ""
             span = f"{same[0]}: " if same[0] and len(same) == 1 else span
-            newest = versions[-1] in same
-            file = "kernels.json" if newest else "history.json"
+            is_newest = versions[-1] in same
+            file = "kernels.json" if is_newest else "history.json"
+            source = asked if is_newest else f"onnxruntime {same[-1]}"
             yield OpFact("kernel", span + text, f"targets/{name}/{file}", source, name)
 
 
@@ -192,30 +202,46 @@ _MAKERS: Final = ("onnxruntime", "tensorrt_rtx", "package")
 def _low_kernels(name: str, version: str, op: str) -> str:
     """Return the low-precision types that kernels take, with the versions of the op."""
     provider = f"{name}@{version}" if version else name
-    spans = list[tuple[str, int, int]]()
     table = kernel_table(provider).get(op, ())
+    spans = defaultdict[str, list[_Span]](list)
     for row in sorted(table, key=lambda row: row.since):
         taken = set[str]().union(*row.types.values())
-        names = [low.name for kind, low in LOW_TENSORS.items() if kind in taken]
-        if not names:
-            continue
-        told, first = " and ".join(names), row.since
         last = row.since if row.until is None else row.until
-        # Kernels of the same types for adjacent versions are one fact.
-        if spans and spans[-1][0] == told and first <= spans[-1][2] + 1:
-            _, first, before = spans.pop()
-            last = max(last, before)
-        spans.append((told, first, last))
-    if spans:
+        for kind, low in LOW_TENSORS.items():
+            if kind in taken:
+                _extend(spans[low.name], row.since, last)
+    alike = defaultdict[tuple[_Span, ...], list[str]](list)
+    for low in LOW_TENSORS.values():
+        if low.name in spans:
+            alike[tuple(spans[low.name])].append(low.name)
+    if alike:
         return "; ".join(
-            f"{told} for {_span(first, last)}" for told, first, last in spans
+            f"{' and '.join(lows)} for op {_versions(own)}"
+            for own, lows in alike.items()
         )
     return "float32 only" if table else "no kernel"
 
 
-def _span(first: int, last: int) -> str:
+_Span: TypeAlias = tuple[int, int]
+"""The first and the last version of an op."""
+
+
+def _extend(spans: list[_Span], first: int, last: int) -> None:
+    """Add versions to spans in order; adjacent ones become one."""
+    if spans and first <= spans[-1][1] + 1:
+        earlier, before = spans.pop()
+        first = earlier
+        last = max(last, before)
+    spans.append((first, last))
+
+
+def _versions(spans: Sequence[_Span]) -> str:
     """Return versions of an op in words."""
-    return f"version {first}" if first == last else f"versions {first} to {last}"
+    told = [
+        str(first) if first == last else f"{first} to {last}" for first, last in spans
+    ]
+    is_one = len(spans) == 1 and spans[0][0] == spans[0][1]
+    return f"{'version' if is_one else 'versions'} {', '.join(told)}"
 
 
 def _of_targets(op: str) -> Iterator[OpFact]:
@@ -224,12 +250,10 @@ def _of_targets(op: str) -> Iterator[OpFact]:
         folder = f"targets/{name}"
         for row in target_table(name, "accumulate").get("rows", ()):
             if row["op"] == op:
-                limits = [key for key in ("since", "before") if key in row]
-                span = " ".join(f"{key} {row[key]}" for key in limits)
-                text = f"{' and '.join(row['types'])} accumulated in {row['accumulator']} {span}"
+                text = f"{_types(row)} accumulated in {row['accumulator']}{_releases(row)}"
                 file = f"{folder}/accumulate.toml"
                 source = row.get("source", "")
-                yield OpFact("accumulator", text.rstrip(), file, source, name)
+                yield OpFact("accumulator", text, file, source, name)
         yield from _arithmetic(op, name)
         # "any" has no rows of its own: those in its name are failures on all other targets.
         if target_table(name, "placement"):
@@ -242,7 +266,21 @@ def _of_targets(op: str) -> Iterator[OpFact]:
                 if op in row["ops"]:
                     source = row.get("source", "")
                     file = f"{folder}/{table}.toml"
-                    yield OpFact(topic, row["because"], file, source, name)
+                    kinds = _types(row) if "types" in row else ""
+                    when = f"{kinds}{_releases(row)}".strip()
+                    text = ": ".join(filter(None, (when, row["because"])))
+                    yield OpFact(topic, text, file, source, name)
+
+
+def _types(row: Mapping[str, Any]) -> str:
+    """Return the types that a row is about."""
+    return " and ".join(row["types"])
+
+
+def _releases(row: Mapping[str, Any]) -> str:
+    """Return the releases of the runtime of which a row is true, in a clause; "" if of all."""
+    limits = (f" {key} {row[key]}" for key in ("since", "before") if key in row)
+    return "".join(limits)
 
 
 def _arithmetic(op: str, target: str) -> Iterator[OpFact]:
@@ -305,8 +343,28 @@ def _gradients(op: str) -> Iterator[OpFact]:
         yield OpFact("gradient", text, "gradients.toml")
         return
     file = _file_with(op, GRADIENTS)
-    text = "a rule in code" if file else "no rule, so no gradient passes it"
-    yield OpFact("gradient", text, file or "onnxamp/_gradients")
+    if file:
+        text = "a rule in code"
+    elif op in FLAT:
+        text, file = "zero: it is constant almost everywhere, or random", _WALK
+    elif op in UNROLLED:
+        text, file = "that of its steps, into which it is unrolled", _EXPANSION
+    elif _has_function(op):
+        text, file = "that of the nodes of its function", _EXPANSION
+    else:
+        text, file = "no rule, so no gradient passes it", "onnxamp/_gradients"
+    yield OpFact("gradient", text, file)
+
+
+def _has_function(op: str) -> bool:
+    """Return whether a function defines the newest version of the op."""
+    domain, _, name = op.rpartition("::")
+    newest = lookup(domain, name, onnx_opset_version())
+    return newest is not None and newest.has_function
+
+
+_WALK: Final = "onnxamp/_gradients/walk.py"
+_EXPANSION: Final = "onnxamp/_gradients/expansion.py"
 
 
 def _bounds(op: str) -> Iterator[OpFact]:
@@ -355,7 +413,8 @@ def _upgrades(op: str) -> Iterator[OpFact]:
         # These say which row it is, and not what it changes.
         changes.pop("ops", None)
         changes.pop("to", None)
-        text = _words(changes) if changes else "changes nothing but types"
+        # What the head of the file says of steps without a row.
+        text = _words(changes) if changes else "nodes stay as they are"
         yield OpFact("upgrade", f"to version {version}: {text}", "upgrades.toml")
 
 

@@ -218,6 +218,12 @@ class OpFacts:
     windows: Mapping[str, CacheWindow]
 
 
+DERIVED: Final = frozenset(
+    {"carriers", "moves_data", "relabels", "uncounted", "unlaunched", "unrounded"}
+)
+"""The sets that follow from flags and columns, so that no row names them."""
+
+
 @cache
 def op_facts() -> OpFacts:
     """Return the facts, which are parsed at the first call."""

@@ -279,7 +279,7 @@ class DiffReport(Shown):
     rooms: tuple[Room, ...] = ()
     """The values with the least headroom."""
     sought: ErrorSought | None = None
-    """The largest error that a search found on inputs made to be hard; None without a search, or if it found a choice."""
+    """The largest error that a search found on inputs made to be hard; None without one, or if it found a choice."""
     choices: tuple[CloseCalls, ...] = ()
     """The choices that depend on values, such as an ArgMax's, and how many are closer than the error."""
 

@@ -50,8 +50,11 @@ def test_a_normalization():
 
 
 def test_kernels_of_adjacent_versions_are_one_fact():
-    assert any(text.endswith("float16 for versions 1 to 12; float16 and bfloat16 for version 13")
-               for text in topics("MatMul")["kernel"])  # fmt: skip
+    ends = "float16 for op versions 1 to 13; bfloat16 for op version 13"
+    assert any(text.endswith(ends) for text in topics("MatMul")["kernel"])
+    assert any(
+        text.endswith("float16 and bfloat16 for op versions 1 to 17") for text in topics("LayerNormalization")["kernel"]
+    )
     for op in ("Exp", "MatMul", "ReduceMean"):
         for text in topics(op)["kernel"]:
             types = [part.partition(" for ")[0] for part in text.rpartition(": ")[2].split("; ")]
@@ -108,7 +111,10 @@ def test_hazards_begin_at_ops_that_facts_name():
         assert kind.ops(), kind.value
 
 
-@pytest.mark.parametrize(("op", "meant"), [("Sofmax", "Softmax"), ("conv2d", "Conv")])
+NEAR = [("Sofmax", "Softmax"), ("conv2d", "Conv"), ("layernorm", "LayerNormalization")]
+
+
+@pytest.mark.parametrize(("op", "meant"), NEAR)
 def test_an_unknown_op(op, meant):
     with pytest.raises(onnxamp.ArgumentError, match=f"Did you mean {meant}"):
         onnxamp.describe_op(op)
@@ -122,3 +128,20 @@ def test_the_command():
     assert "gradients.toml" in run("lists", "--op", "Relu").output
     assert run("lists", "default", "--op", "Relu").exit_code == 2
     assert str(onnxamp.describe_op("Relu")).startswith("Relu")
+
+
+@pytest.mark.parametrize(("op", "said", "file"), [
+    ("LSTM", "that of its steps", "expansion"),
+    ("GroupNormalization", "that of the nodes of its function", "expansion"),
+    ("Sign", "zero: ", "walk"),
+    ("Det", "no rule", "_gradients"),
+])  # fmt: skip
+def test_gradients_of_ops_without_rules(op, said, file):
+    (fact,) = [fact for fact in onnxamp.describe_op(op).facts if fact.topic == "gradient"]
+    assert said in fact.text
+    assert file in fact.file
+
+
+def test_wrong_kernels_name_types_and_releases():
+    (text,) = topics("Attention")["wrong kernel"]
+    assert text.startswith("float16 and bfloat16 before 1.27: ")

@@ -21,7 +21,8 @@ from onnxamp._base.extensions import Extension, all_extensions
 
 MAX_MODULE_LINES = 575
 MAX_FOLDER_MODULES = 20
-"""A folder that holds more has no one subject."""
+"""A folder that holds more has no one subject, unless each module is an example of it."""
+EXAMPLES = {"_decide/hazards"}
 MAX_FUNCTION_LINES = 70
 """Without signature and docstring, which are there to be read."""
 
@@ -247,7 +248,8 @@ def test_no_folder_of_a_room_imports_itself_in_a_circle() -> None:
 
 def test_no_folder_holds_too_many_modules() -> None:
     count = Counter(path.parent.relative_to(PACKAGE).as_posix() for path in FILES.values() if path.stem != "__init__")
-    assert {folder: modules for folder, modules in count.items() if modules > MAX_FOLDER_MODULES} == {}
+    many = {folder: modules for folder, modules in count.items() if modules > MAX_FOLDER_MODULES}
+    assert many.keys() <= EXAMPLES, f"part them by subject: {many}"
 
 
 def test_heavy_libraries_wait_until_they_are_needed() -> None:
