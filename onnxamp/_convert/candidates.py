@@ -42,24 +42,30 @@ def candidates(
         planned = _as_planned(begun.prepared(options), options, plan)
         yield Decided(planned, analyze(planned.graph, options, plan.of_nodes()))
         return
-    units = find_units(begun, options)
     as_it_is = _at_opsets(begun, options)
-    first = next(_with_units(begun, options, units) if units else as_it_is)
-    best = _only_lowered(begun, first)
-    gain = best and _gain(best.analysis, None if units else first.analysis)
-    if best and gain:
-        yield best.told(gain)
-    if not units:
+    units = find_units(begun, options)
+    if units:
+        outputs = tuple(output_of(begun.graph, unit) for unit in units)
+        asked = replace(options, folded=outputs)
+        yield from _folded(begun, next(_at_opsets(begun, asked, units)), None)
+    else:
+        first = next(as_it_is)
+        yield from _folded(begun, first, first.analysis)
         yield first
     yield from as_it_is
 
 
-def _with_units(
-    begun: Start, options: Options, units: Sequence[Fold]
+def _folded(
+    begun: Start, first: Decided, as_it_is: Analysis | None
 ) -> Iterator[Decided]:
-    """Yield the ways to convert a model whose units are folded, the best first."""
-    outputs = (output_of(begun.graph, unit) for unit in units)
-    return _at_opsets(begun, replace(options, folded=(*outputs,)), units)
+    """Yield the model with only those patterns folded that become low by it, if there are any and that pays.
+
+    Arguments are those of :func:`_only_lowered` and :func:`_gain`.
+    """
+    best = _only_lowered(begun, first)
+    gain = "" if best is None else _gain(best.analysis, as_it_is)
+    if best is not None and gain:
+        yield best.told(gain)
 
 
 def _only_lowered(begun: Start, first: Decided) -> Decided | None:
@@ -86,7 +92,7 @@ def _only_lowered(begun: Start, first: Decided) -> Decided | None:
 def _at_opsets(
     begun: Start, options: Options, folds: Sequence[Fold] | None = None
 ) -> Iterator[Decided]:
-    """Yield the model at the opsets that pay, the best first, and at last at the least that is possible."""
+    """Yield the model at newer opsets that are worth it, the best first, and finally at the lowest possible one."""
     original = begun.prepared(options, folds)
     upgrades = Upgrades(original)
     least = upgrades.at_least(options)

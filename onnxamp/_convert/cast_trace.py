@@ -262,7 +262,7 @@ class _Tracer:
     def _step_of(self, node: Node) -> str:
         """Return what becomes of a Cast of the model, or which pass added it."""
         if node.index in self.edits.removed:
-            if node.outputs[0] in self.ports.lowered:
+            if node.outputs[0] in self.ports.raised_from:
                 return "removed-high"
             is_down = self.types[node.outputs[0]] in LOW_TENSORS
             return "removed-low" if is_down else "removed-idle"

@@ -71,6 +71,18 @@ class Network:
         if cost and not is_paid_never and not is_paid_always:
             self._arcs.append((low + 2, high + 2, cost))
 
+    def pin_low(self, question: int) -> None:
+        """Require that the question is low."""
+        self.charge_high(question, INFINITE)
+
+    def pin_high(self, question: int) -> None:
+        """Require that the question is high."""
+        self.charge_low(question, INFINITE)
+
+    def imply(self, low: int, other: int) -> None:
+        """Require that ``other`` is low if ``low`` is, and thus that ``low`` is high if ``other`` is."""
+        self.arc(low, other, INFINITE)
+
     def differ(self, one: int, other: int, cost: int) -> None:
         """Charge ``cost`` if one question is low and the other is high."""
         self.arc(one, other, cost)
@@ -218,13 +230,14 @@ def _reduced(
         into = np.bincount(heads, costs, size)
         onward = np.bincount(tails, costs, size)
         has_arcs = (into > 0) | (onward > 0)
-        low = has_arcs & (given > onward)
-        high = has_arcs & ~low & (taken >= into)
-        low[[_SOURCE, _SINK]] = high[[_SOURCE, _SINK]] = False
-        if not (low.any() or high.any()):
+        to_source = has_arcs & (given > onward)
+        to_sink = has_arcs & ~to_source & (taken >= into)
+        to_source[[_SOURCE, _SINK]] = to_sink[[_SOURCE, _SINK]] = False
+        if not (to_source.any() or to_sink.any()):
             break
         merged = np.arange(size)
-        merged[low], merged[high] = _SOURCE, _SINK
+        merged[to_source] = _SOURCE
+        merged[to_sink] = _SINK
         sides, tails, heads = merged[sides], merged[tails], merged[heads]
     # Merging makes parallel arcs. Two infinite ones are no more than one, and must fit into an int32.
     keys, inverse = _distinct(tails * size + heads)

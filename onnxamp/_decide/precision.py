@@ -169,11 +169,11 @@ class CutProblem:
         """Add the pins and their implications to the network."""
         for root, verdict in self.pins.verdicts.items():
             if verdict.low:
-                self.network.charge_high(root, INFINITE)
+                self.network.pin_low(root)
             else:
-                self.network.charge_low(root, INFINITE)
+                self.network.pin_high(root)
         for p, q in self.pins.implies:
-            self.network.arc(p, q, INFINITE)
+            self.network.imply(p, q)
 
     def charge_nodes(self) -> None:
         """Charge nodes in float32 the gain or the worth of low precision that they miss, and Casts what they round."""
@@ -297,7 +297,7 @@ class CutProblem:
             return next(iter(undecided), LOW)
         helper = self.network.add()
         for variable in undecided:
-            self.network.arc(helper, variable, INFINITE)
+            self.network.imply(helper, variable)
         return helper
 
     def any_low(self, readers: AbstractSet[int]) -> int:
@@ -309,7 +309,7 @@ class CutProblem:
             return next(iter(undecided), HIGH)
         helper = self.network.add()
         for variable in undecided:
-            self.network.arc(variable, helper, INFINITE)
+            self.network.imply(variable, helper)
         return helper
 
     def cast_cost(self, value: int, scope: int) -> int:
@@ -324,12 +324,12 @@ class CutProblem:
 
     def charge_weight(self, producer: int, readers: set[int], saved: int) -> None:
         """Charge the bytes that a constant takes beyond those of low precision, in float32 or in both."""
-        reader = max(readers)
         is_bound = producer in self.tied or producer in self.pins.verdicts
-        if len(readers) == 1 and min(reader, producer) >= 0 and not is_bound:
+        only = next(iter(readers)) if len(readers) == 1 else NONE
+        if _is_variable(only) and _is_variable(producer) and not is_bound:
             # Nothing else asks for it, so it is never stored twice.
-            self.roots[producer] = reader
-            self.network.charge_high(reader, saved)
+            self.roots[producer] = only
+            self.network.charge_high(only, saved)
             return
         self.network.charge_high(producer, saved)
         # A second copy takes its own bytes: in low precision as many as are saved there, in float32 twice as many.
@@ -445,6 +445,11 @@ class CutProblem:
             roots = (self.roots[variable] for variable in variables if variable >= 0)
             self.known_deciders[index] = next(roots, NONE)
         return self.known_deciders[index]
+
+
+def _is_variable(variable: int) -> bool:
+    """Return whether a port has a variable: NONE, LOW and HIGH, which mark the others, are negative."""
+    return variable >= 0
 
 
 def _sizes(graph: Graph) -> Sequence[int]:

@@ -124,13 +124,13 @@ def _undivided_inputs(builder: Builder, ports: PortVariables) -> _Pairs:
     graph = builder.graph
     for node in builder.nodes("undivided_inputs") if builder.nodes("beside") else ():
         read = node.input(0)
-        source = ports.lowered.get(read, read)
+        source = ports.raised_from.get(read, read)
         is_input = not graph.values[source].scope and graph.producer(source) is None
         is_low = source != read or ports.produced[read] == LOW
         if not (is_input and is_low):
             continue
         casts = [one for one, _ in graph.consumers(source) if one.key == "Cast"]
-        raised = {cast.outputs[0] for cast in casts} & ports.lowered.keys()
+        raised = {cast.outputs[0] for cast in casts} & ports.raised_from.keys()
         for value in {read} | raised:
             for other, port in graph.consumers(value):
                 if other is not node:

@@ -1,7 +1,7 @@
 """What the lists and the level demand of nodes: pins, and the variables that gain by low precision."""
 
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import NamedTuple
 
 from onnxamp._decide.pins.claims import Claims, Strength
 from onnxamp._decide.pins.neighbors import followers, stranded
@@ -11,8 +11,13 @@ from onnxamp._facts.ops import op_facts
 from onnxamp._graph.view import Node
 from onnxamp._options.values import Level
 
-_Demand: TypeAlias = tuple[bool, Basis, str]
-"""A demand on a node: whether it must be low, the reason, and the detail of the reason."""
+
+class _Demand(NamedTuple):
+    """A demand on a node: whether it must be low, the reason, and the detail of the reason."""
+
+    low: bool
+    reason: Basis
+    detail: str
 
 
 def claim_lists(claims: Claims, freed: Mapping[int, frozenset[Basis]]) -> None:
@@ -79,18 +84,19 @@ class _Lists:
         if index in self.graph.exact:
             claims.exact.update(roots)
         # A Cast with two variables changes no type.
-        if index in self.by_user and (node.key, len(roots)) != ("Cast", 2):
+        is_idle_cast = node.key == "Cast" and len(roots) == 2
+        if index in self.by_user and not is_idle_cast:
             entry = self.by_user[index]
             claims.pin_node(Strength.ASKED, index, True, Reason.WHITE, entry)
         elif demand is None:
             gains = self.level == Level.O2 or index in self.white
             if gains and index not in self.neutral and index not in self.spared:
                 claims.preferred.update(roots)
-        elif not demand[0]:
+        elif not demand.low:
             is_own = index in self.listed.black
             strength = Strength.HIGH if is_own else Strength.DEFAULT
             claims.pin_node(strength, index, *demand)
-        elif index in shares and demand[1] is Reason.WHITE:
+        elif index in shares and demand.reason is Reason.WHITE:
             # Casts may cost more than its error is worth.
             kind, _ = shares[index]
             for root in roots:
@@ -105,28 +111,28 @@ class _Lists:
         if self.level == Level.AUTO and not is_own:
             return None
         if self.level == Level.O0:
-            return False, Reason.LEVEL, "O0 lowers nothing"
+            return _Demand(False, Reason.LEVEL, "O0 lowers nothing")
         is_freed = Reason.BLACK in self.freed.get(index, ())
         if index in self.black and not is_freed:
-            is_folded = index in self.problem.folded
-            return None if is_folded else (False, Reason.BLACK, self.black[index])
+            black = _Demand(False, Reason.BLACK, self.black[index])
+            return None if index in self.problem.folded else black
         if index in self.neutral:
             return None
         if index in self.white and index not in self.graph.exact:
-            return True, Reason.WHITE, node.key
+            return _Demand(True, Reason.WHITE, node.key)
         return self.demand_of_level(index)
 
     def demand_of_level(self, index: int) -> _Demand | None:
         """Return what the level demands of a node that is on no list and does not follow its neighbors."""
         level = self.level
         if self.lowers_all and index not in self.stranded:
-            return True, Reason.LEVEL, f"{level} lowers every op it can"
+            return _Demand(True, Reason.LEVEL, f"{level} lowers every op it can")
         if level != Level.O1 or index in self.graph.exact:
             return None
-        is_follower = index in self.followers
-        lowered = "nodes that read only low precision"
-        lowered = lowered if is_follower else "only white-listed ops"
-        return is_follower, Reason.LEVEL, f"{level} lowers {lowered}"
+        if index in self.followers:
+            why = f"{level} lowers nodes that read only low precision"
+            return _Demand(True, Reason.LEVEL, why)
+        return _Demand(False, Reason.LEVEL, f"{level} lowers only white-listed ops")
 
     def _black(self) -> dict[int, str]:
         """Return the nodes of black lists; presets ignore nodes bounded by integers."""

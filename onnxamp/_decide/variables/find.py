@@ -111,7 +111,7 @@ class _Finder:
         self.returned = dict[tuple[int, int], int]()
         self.of_node = dict[int, dict[str, int]]()
         self.layouts = dict[int, Layout]()
-        self.lowered = dict[int, int]()
+        self.raised_from = dict[int, int]()
         self.free = set[int]()
         self.sparse = set[int]()
         self.requested_low = set[int]()
@@ -126,7 +126,7 @@ class _Finder:
             returned=self.returned,
             of_node=self.of_node,
             free=frozenset(self.free),
-            lowered=self.lowered,
+            raised_from=self.raised_from,
             roots=self.variables.roots(),
             layouts=self.layouts,
             fixed_high=frozenset(self.variables.fixed_high),
@@ -305,7 +305,7 @@ class _Finder:
         low = self.low.tensor
         if before == FLOAT and after == low:
             stays = self.options.level == Level.O0 or node.key in self.options.black
-            stays |= source in self.uncast and source in self.lowered
+            stays |= source in self.uncast and source in self.raised_from
             self.consumed[node.index][0] = HIGH if stays else LOW
         elif before == FLOAT:
             (self.consumed[node.index][0],) = self.add(node.index, ("T1",))
@@ -315,7 +315,7 @@ class _Finder:
         self.produced[result] = HIGH
         if before == low and source not in self.graph.hidden:
             self.produced[result] = LOW
-            self.lowered[result] = source
+            self.raised_from[result] = source
         elif before == FLOAT or is_free:
             # From float32, it changes nothing, so each side may have either precision.
             (self.produced[result],) = self.add(node.index, ("T2",))

@@ -140,7 +140,7 @@ class PortVariables(NamedTuple):
         returned: (scope, output position) -> variable.
         of_node: node -> its variables by type parameter.
         free: values that either precision stores or computes at no cost.
-        lowered: output of a Cast from low precision to float32 in the original model -> the Cast's input.
+        raised_from: output of a Cast from low precision to float32 in the original model -> the Cast's input.
         roots: variable -> the variable that decides for it: ties make variables equal.
         layouts: node -> its layout; nodes of control flow, Casts and Constants have none.
         fixed_high: variables that are tied to a port that is float32 in any case.
@@ -155,7 +155,7 @@ class PortVariables(NamedTuple):
     returned: Mapping[tuple[int, int], int]
     of_node: Mapping[int, Mapping[str, int]]
     free: frozenset[int]
-    lowered: Mapping[int, int]
+    raised_from: Mapping[int, int]
     roots: Sequence[int]
     layouts: Mapping[int, Layout]
     fixed_high: frozenset[int]

@@ -1,6 +1,7 @@
 """Kernels that are wrong on a target, or in its version of ONNX Runtime, from the target's ``wrong.toml``."""
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -15,27 +16,33 @@ def wrong_kernels(graph: Graph, low: str, target: str) -> Iterator[tuple[Node, s
     """Yield the nodes of ops whose kernels are wrong in this type on the target, and the fault."""
     rules = _rules(target)
     for node in graph.nodes_of(frozenset(rules)):
-        rule = rules[node.key]
-        # Without a limit in the rule no head is small. A size that is unknown counts as small.
-        is_small = (_head_size(graph, node) or 0) <= rule.get("head_size", -1)
-        if low not in rule["types"] or is_small:
-            continue
-        where = device_of(target)
-        if "before" in rule:
-            where = f"ONNX Runtime {version_of(target)}"
-        yield node, f"{where}: {rule['because']}"
+        for rule in rules[node.key]:
+            if low not in rule["types"] or _has_small_heads(graph, node, rule):
+                continue
+            where = device_of(target)
+            if "before" in rule:
+                where = f"ONNX Runtime {version_of(target)}"
+            yield node, f"{where}: {rule['because']}"
+
+
+def _has_small_heads(graph: Graph, node: Node, rule: Mapping[str, Any]) -> bool:
+    """Return whether a rule is about larger heads than those of a node. An unknown size counts as small."""
+    if "head_size" not in rule:
+        return False
+    size = _head_size(graph, node)
+    return size is None or size <= rule["head_size"]
 
 
 @cache
-def _rules(target: str) -> Mapping[str, Mapping[str, Any]]:
-    """Return op -> the rule for the target's version; without a version, only rules for all versions."""
+def _rules(target: str) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+    """Return op -> the rules for the target's version; without a version, only rules for all versions."""
     version = version_of(target)
-    rules = target_table(target, "wrong").get("rows", ())
-    found = dict[str, Mapping[str, Any]]()
-    for rule in rules:
+    found = defaultdict[str, list[Mapping[str, Any]]](list)
+    for rule in target_table(target, "wrong").get("rows", ()):
         before = rule.get("before")
         if before is None or (version and is_older(version, before)):
-            found |= dict.fromkeys(rule["ops"], rule)
+            for op in rule["ops"]:
+                found[op].append(rule)
     return found
 
 

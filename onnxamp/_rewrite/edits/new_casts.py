@@ -3,9 +3,6 @@
 Complexity: linear in the versions of values.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
 from onnx import TensorProto
 
 from onnxamp._decide.precision import Decision
@@ -17,24 +14,11 @@ from onnxamp._rewrite.edits.mask_bounds import STEPS, MaskBound
 from onnxamp._rewrite.edits.value_names import How, Names, Version
 
 
-class NewCasts(NamedTuple):
-    """The Casts, copies and nodes that make the second versions of values.
-
-    Attributes:
-        casts: the Casts.
-        copies: second copies of constants.
-        dequantized: second nodes that dequantize.
-    """
-
-    casts: Sequence[NewCast]
-    copies: Sequence[NewConstant]
-    dequantized: Sequence[NewDequantize]
-
-
 def find_casts(
     problem: Problem, decision: Decision, names: Names, new: NewNames
-) -> NewCasts:
-    """Return the Casts, copies and nodes that make the versions that values need.
+) -> tuple[list[NewCast], list[NewConstant], list[NewDequantize]]:
+    """Return what makes the versions that values need: Casts, second copies of constants, and second nodes that
+    dequantize.
 
     Args:
         problem: the problem.
@@ -47,13 +31,12 @@ def find_casts(
     twofold = [one for one in names.versions if one.how is How.DEQUANTIZED]
     values = problem.graph.values
     twofold.sort(key=lambda version: values[version.value].producer, reverse=True)
-    return NewCasts(
-        casts=[_cast(problem, version, new) for version in casting],
-        copies=[_copy(problem, version, new) for version in copying],
-        dequantized=[
-            _dequantize(problem, decision, names, version, new) for version in twofold
-        ],
-    )
+    casts = [_cast(problem, version, new) for version in casting]
+    copies = [_copy(problem, version, new) for version in copying]
+    dequantized = [
+        _dequantize(problem, decision, names, version, new) for version in twofold
+    ]
+    return casts, copies, dequantized
 
 
 def _bound(problem: Problem, version: Version, new: NewNames) -> MaskBound | None:

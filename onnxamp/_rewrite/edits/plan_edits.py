@@ -23,8 +23,8 @@ from onnxamp._graph.editor import NewNames
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.blobs import Chosen
 from onnxamp._model.weights import Scratch, lower
-from onnxamp._rewrite.edits.apply import Edits
-from onnxamp._rewrite.edits.new_casts import NewCasts, find_casts
+from onnxamp._rewrite.edits.apply import Edits, NewConstant
+from onnxamp._rewrite.edits.new_casts import find_casts
 from onnxamp._rewrite.edits.removals import find_removals
 from onnxamp._rewrite.edits.value_names import STORED, Names, find_names, low_source
 
@@ -34,16 +34,16 @@ def plan_edits(problem: Problem, decision: Decision) -> Edits:
     new = NewNames(problem.graph.all_names())
     # The steps take new names one after another, so their order determines the names in the result.
     names = find_names(problem, decision, new)
-    casts = find_casts(problem, decision, names, new)
+    casts, copies, dequantized = find_casts(problem, decision, names, new)
     inputs = _inputs(problem, decision, names)
     results = _results(problem, decision, names)
     weights = _weights(problem, names)
     unbounded, bounded = _bounded_sums(problem, decision, names, new)
     return Edits(
         problem.options.low,
-        casts=casts.casts,
-        copies=casts.copies,
-        dequantized=casts.dequantized,
+        casts=casts,
+        copies=copies,
+        dequantized=dequantized,
         moved=names.moved,
         removed=find_removals(problem, names, inputs, results),
         inputs=inputs,
@@ -54,7 +54,7 @@ def plan_edits(problem: Problem, decision: Decision) -> Edits:
         attributes=_attributes(problem, names),
         weights=weights,
         renamed=names.renamed,
-        rounded=_kept_positive(problem, weights, casts),
+        rounded=_kept_positive(problem, weights, copies),
         halved=_halved(problem, decision),
         sums=bounded,
     )
@@ -90,7 +90,7 @@ def _inputs(
             if variable == LOW and node.key == "Cast":
                 # An original Cast reads what the producer delivers.
                 is_made_low = decision.is_low(ports.produced[value])
-                is_low = value not in ports.lowered and is_made_low
+                is_low = value not in ports.raised_from and is_made_low
             read: str | None
             if is_alias:
                 read = low_source(
@@ -190,11 +190,11 @@ def _halved(problem: Problem, decision: Decision) -> frozenset[int]:
 
 
 def _kept_positive(
-    problem: Problem, weights: AbstractSet[int], casts: NewCasts
+    problem: Problem, weights: AbstractSet[int], copies: Sequence[NewConstant]
 ) -> dict[int, Chosen]:
     """Return the numbers of low weights that must not become 0: the smallest number replaces zeros of rounding."""
     low = problem.options.low
-    stored = weights | {copy.value for copy in casts.copies}
+    stored = weights | {copy.value for copy in copies}
     held = (kind.low_numbers(problem.graph, low) for kind in kinds())
     kept = dict[int, Chosen]()
     for value, numbers in chain.from_iterable(held):

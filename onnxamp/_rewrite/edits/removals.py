@@ -38,7 +38,7 @@ def _dead_raised(
 ) -> Iterator[int]:
     """Yield values that an original Cast raises from low precision, if all readers of it read something else."""
     graph = problem.graph
-    for value in problem.ports.lowered:
+    for value in problem.ports.raised_from:
         name = graph.values[value].name
         returned, uses = graph.results[value], graph.uses[value]
         if any(results.get(key, name) == name for key in returned):

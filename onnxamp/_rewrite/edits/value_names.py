@@ -91,7 +91,7 @@ def find_names(problem: Problem, decision: Decision, new: NewNames) -> Names:
         if variable != NONE:
             namer.name(problem.graph.values[value])
     # The names of values come first, because readers of a bypassed Cast get those of its source.
-    for value, source in problem.ports.lowered.items():
+    for value, source in problem.ports.raised_from.items():
         namer.name_raised(value, source)
     namer.bypass_idle()
     return Names(
@@ -132,7 +132,7 @@ def low_source(
             is_low = decision.is_low(ports.produced[source])
             raised = known.get(False) if is_low else None
             return LowSource(known[True], values[source].scope, raised)
-        value = ports.lowered[source]
+        value = ports.raised_from[source]
     return LowSource(values[value].name, values[value].scope, None)
 
 
@@ -234,7 +234,7 @@ class _Namer:
                 self.make_low(index)
             return
         # The output of an original Cast from low precision: see name_raised.
-        if index in self.ports.lowered:
+        if index in self.ports.raised_from:
             return
         needed = self.needs(index)
         if index in self.ports.free and len(needed) == 1:
