@@ -177,8 +177,7 @@ def _is_small(view: View, shapes: Sequence[Shape | None], value: int) -> bool:
     """Return whether a value is a constant, or the default of an input, with few elements."""
     shape = shapes[value]
     constant = view.producer(value, "Constant")
-    stored = Origin.INITIALIZER, Origin.DEFAULT
-    is_stored = view.values[value].origin in stored or constant is not None
+    is_stored = view.values[value].is_stored or constant is not None
     return is_stored and shape is not None and elements(shape) <= _FEW
 
 

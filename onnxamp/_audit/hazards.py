@@ -6,12 +6,20 @@ precision. The other rules look for constants that a conversion damaged: epsilon
 infinite.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from math import inf, sqrt
 from typing import Final, TypeAlias
 
 from onnxamp._audit import Finding, finding
-from onnxamp._decide.kinds import Harm, HazardKind, find_hazards, hazards_on, kinds
+from onnxamp._decide.kinds import (
+    Fault,
+    Harm,
+    Hazard,
+    HazardKind,
+    find_hazards,
+    hazards_on,
+    kinds,
+)
 from onnxamp._decide.patterns.find import patterns_of
 from onnxamp._decide.patterns.fusion_groups import absorbed_casts
 from onnxamp._decide.patterns.norms import squared_value
@@ -92,37 +100,57 @@ def _of_kinds(graph: RaisedGraph) -> Iterator[Finding]:
     faulty = [(kind, kind.fault) for kind in kinds() if kind.fault is not None]
     explained = set[int]()
     for kind, fault in sorted(faulty, key=lambda pair: pair[1].effect):
-        owner = ABSENT
-        for hazard in kind.find_in_low(graph, graph.low):
-            value = hazard.value
-            if value != ABSENT and graph.actual[value] != graph.low.tensor:
-                continue
-            node = graph.nodes[hazard.node]
-            shown = _shown(graph, node, kind)
-            # A rule yields the cause first, then the consequences, which name it: one finding covers them all.
-            is_consequence = False
-            if owner != ABSENT and not shown:
-                cause = graph.nodes[owner]
-                is_named = repr(cause.label) in hazard.detail
-                is_consequence = is_named and graph.is_low(cause)
-            # A constant shows the cause, if the fault needs one.
-            if shown or not (fault.needs_constant or is_consequence):
-                owner = hazard.node
-            if not graph.is_low(node) or is_consequence:
-                continue
-            if fault.needs_constant and not shown:
-                continue
+        for hazard, shown in _faults(graph, kind, fault):
             if fault.is_enough:
                 explained.add(hazard.node)
             elif hazard.node in explained:
                 continue
-            text = fault.text.format(detail=hazard.detail)
-            if shown:
-                text += f" (constant {', '.join(f'{number:.4g}' for number in shown)})"
-            text += fault.limit.format(
-                end=graph.low.max_finite, integers=graph.low.exact_integers
-            )
-            yield _hazard(graph, node, text)
+            node = graph.nodes[hazard.node]
+            yield _hazard(graph, node, _text(graph, fault, hazard, shown))
+
+
+def _faults(
+    graph: RaisedGraph, kind: HazardKind, fault: Fault
+) -> Iterator[tuple[Hazard, list[float]]]:
+    """Yield the hazards to report of a kind, each with the constants that show it.
+
+    A rule yields a cause first, then its consequences, which name it: one finding covers them all.
+    """
+    cause = ABSENT
+    for hazard in kind.find_in_low(graph, graph.low):
+        value = hazard.value
+        if value != ABSENT and graph.actual[value] != graph.low.tensor:
+            continue
+        node = graph.nodes[hazard.node]
+        shown = _shown(graph, node, kind)
+        is_consequence = not shown and _follows(graph, hazard, cause)
+        # A constant shows the cause, if the fault needs one.
+        if shown or not (fault.needs_constant or is_consequence):
+            cause = hazard.node
+        is_certain = bool(shown) or not fault.needs_constant
+        if is_certain and not is_consequence and graph.is_low(node):
+            yield hazard, shown
+
+
+def _follows(graph: RaisedGraph, hazard: Hazard, cause: int) -> bool:
+    """Return whether a hazard is a consequence of that of another node, which is low as well."""
+    if cause == ABSENT:
+        return False
+    node = graph.nodes[cause]
+    return repr(node.label) in hazard.detail and graph.is_low(node)
+
+
+def _text(
+    graph: RaisedGraph, fault: Fault, hazard: Hazard, shown: Sequence[float]
+) -> str:
+    """Return the sentence about a hazard, with the constants that show it."""
+    text = fault.text.format(detail=hazard.detail)
+    if shown:
+        text += f" (constant {', '.join(f'{number:.4g}' for number in shown)})"
+    limit = fault.limit.format(
+        end=graph.low.max_finite, integers=graph.low.exact_integers
+    )
+    return f"{text}{limit}"
 
 
 def _shown(graph: RaisedGraph, node: Node, kind: HazardKind) -> list[float]:

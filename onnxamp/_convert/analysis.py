@@ -33,6 +33,10 @@ class Analysis:
         """Return the analysis of a solved problem."""
         return cls(problem, pins, decision, plan_edits(problem, decision))
 
+    def with_warnings(self, warnings: Iterable[str]) -> "Analysis":
+        """Return the same with these warnings in place of its own."""
+        return replace(self, pins=self.pins._replace(warnings=tuple(warnings)))
+
     @property
     def graph(self) -> Graph:
         """The graph that was analyzed."""
@@ -183,6 +187,5 @@ class Decided:
 
     def warned(self, warning: str) -> "Decided":
         """Return the same with one more warning."""
-        pins = self.analysis.pins
-        pins = pins._replace(warnings=(*pins.warnings, warning))
-        return replace(self, analysis=replace(self.analysis, pins=pins))
+        warnings = (*self.analysis.pins.warnings, warning)
+        return replace(self, analysis=self.analysis.with_warnings(warnings))

@@ -76,9 +76,8 @@ def with_rounding(
             " (--inputs), or round to nearest (--rounding nearest)."
         )
     found = rounder(analysis)
-    pins = analysis.pins
-    edits = analysis.edits
     if found.made_up and found.chosen:
-        pins = pins._replace(warnings=(*pins.warnings, MADE_UP))
+        analysis = analysis.with_warnings((*analysis.pins.warnings, MADE_UP))
+    edits = analysis.edits
     edits = replace(edits, rounded={**edits.rounded, **found.chosen})
-    return replace(analysis, pins=pins, edits=edits), found
+    return replace(analysis, edits=edits), found

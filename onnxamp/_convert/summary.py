@@ -61,9 +61,7 @@ def kept_weights(
     constants = graph.nodes_of({"Constant"})
     made = set(chain.from_iterable(node.outputs for node in constants))
     for value in graph.values:
-        is_stored = (
-            value.origin in (Origin.INITIALIZER, Origin.DEFAULT) or value.index in made
-        )
+        is_stored = value.is_stored or value.index in made
         size = FLOAT32_BYTES * elements(graph.shapes[value.index])
         is_large = size >= _SMALLEST and size * _SHARE > stored
         variable = analysis.ports.produced[value.index]

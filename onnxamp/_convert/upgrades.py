@@ -331,9 +331,8 @@ def explained(decided: Decided, held: HeldBack, *refused: str) -> Decided:
     reasons = dict.fromkeys(held.able, refused[0])
     texts = zip(unmet_lists(*known), unmet_lists(*known, reasons), strict=True)
     longer = dict(texts)
-    warnings = tuple(longer.get(text, text) for text in pins.warnings)
-    pins = pins._replace(warnings=warnings)
-    return replace(decided, analysis=replace(analysis, pins=pins))
+    warnings = (longer.get(text, text) for text in pins.warnings)
+    return replace(decided, analysis=analysis.with_warnings(warnings))
 
 
 def _stays(current: int, enough: int) -> str:

@@ -212,7 +212,7 @@ class Hazard:
     """A node that static analysis expects to break, or to lose values, in low precision.
 
     ``rare``: it shows only on inputs that samples may lack, unlike others with its reason. ``value``: the input or
-    output of the node that must not be rounded; ABSENT where that is true of all. ``unless``: the hazard is none if
+    output of the node that must not be rounded; ABSENT where that is true of all. ``unless``: there is no hazard if
     all of these claims are true of every input; without claims, nothing disproves it.
     """
 
@@ -234,7 +234,7 @@ def kinds() -> tuple[HazardKind, ...]:
 def find_hazards(graph: Graph, low: Format) -> list[Hazard]:
     """Return all hazards of a graph, in node order: at most one for each node, reason and value.
 
-    If several are alike, a rare one is kept.
+    Of those that are alike, a rare one wins. Those of a node are in the order of their names: the first explains it.
     """
     found = [hazard for kind in kinds() for hazard in kind.find(graph, low)]
     found += _across_calls(graph, low, {(one.node, one.reason) for one in found})
@@ -369,8 +369,8 @@ def computing(
 ) -> Iterator[Hazard]:
     """Yield the nodes that compute a constant for a node that a hazard is about; none if a tensor stores it.
 
-    Nodes that make a constant in either precision at no cost are left out: they follow their readers anyway. What is no
-    hazard to the reader, because the claims ``unless`` are true, is none to them.
+    Nodes that make a constant in either precision at no cost are left out: they follow their readers anyway. If the
+    claims ``unless`` clear the reader, they clear these nodes too.
     """
     known = graph.ask(known_numbers)
     why = f"computes a number for {reader.label!r}"

@@ -33,6 +33,8 @@ from onnxamp._graph.view import (
 
 Types = Sequence[str | None]
 """Type by value index."""
+PortTypes = tuple[str | None, ...]
+"""Types of the inputs or of the outputs of a node; None if absent or unknown."""
 
 
 class Inferred(NamedTuple):

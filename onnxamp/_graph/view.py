@@ -67,6 +67,11 @@ class Value:
     producer: int
     port: int
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether a tensor of the model stores it."""
+        return self.origin in (Origin.INITIALIZER, Origin.DEFAULT)
+
 
 @record
 class Node:

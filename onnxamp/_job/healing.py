@@ -178,7 +178,7 @@ def _causes(conversion: Conversion) -> tuple[Cause, ...]:
 def _write_failed(
     job: Job, validator: Validator, validation: Validation, failure: DiffReport
 ) -> Conversion:
-    """Write a result that failed under another name."""
+    """Write a result that failed its validation to another file."""
     target = validation.failed or failed_name(validator.sink.target)
     made_folder(target.parent)
     sink = replace(validator.sink, target=target, stage=None)

@@ -71,7 +71,7 @@ class Comparison:
         whole: whether each model runs in one session.
         selected: outputs that may list detections.
         beyond: what results that pass are compared on beyond the samples; None for nothing.
-        is_hard: whether the samples are such inputs.
+        is_hard: whether the samples were made to be hard.
     """
 
     run: Run

@@ -128,7 +128,7 @@ class TwoModels(PairedSessions):
     probe: "DiffProbe"
     reader: TextReader | None
     _elsewhere: Session | None = None
-    """The reference that did not run."""
+    """The reference on the engine that does not compute its outputs; opened to measure noise."""
 
     def compare(self, item: LoadedSample) -> SampleDiff:
         """Return the measurements of a sample.
@@ -155,7 +155,7 @@ class TwoModels(PairedSessions):
         reader = self.reader
         accept = self.probe.accept
         detections, diffs = compare_matched(reference, result, self.probe.selected)
-        is_accepted = accept is None or accept.takes(reference, result)
+        is_rejected = accept is not None and not accept.takes(reference, result)
         tokens = list(chosen_tokens(self.reference, feeds, reference, result, number))
         try:
             tokens += self._generated(number, feeds, (reference, result))
@@ -175,7 +175,7 @@ class TwoModels(PairedSessions):
             if reader is None
             else reader.perplexity(feeds, reference, result),
             mismatches=tuple(mismatches(reference, result)),
-            rejected=None if accept is None or is_accepted else accept.name,
+            rejected=accept.name if accept is not None and is_rejected else None,
             notes=tuple(self._notes(number, feeds, ran, (reference, result))),
             taken=tuple(sorted(flows[0].taken)),
             grouped=self._grouped(item, feeds, reference, result),

@@ -299,7 +299,7 @@ def _variance(graph: Graph, node: Node) -> Iterator[Hazard]:
 
 class _Cancellation(HazardKind):
     value = "cancellation"
-    title = "a mean is subtracted from numbers that low precision cannot tell apart"
+    title = "numbers are subtracted that low precision cannot tell apart"
     looks_at = ("centering", "means")
     is_measurable = True
     fault = Fault(Effect.ROUNDS_AWAY, "{detail}, in LOW")

@@ -62,7 +62,7 @@ def _hazards_of(
     why = f"computes the divisor of {end.label!r}"
     for maker in _makers(graph, divisor, small):
         yield Hazard(maker.index, KIND, why, rare=True, unless=unless)
-    # A quotient of two small numbers is none that leaves the range.
+    # A quotient of two small numbers does not leave the range.
     if small.isdisjoint(set(end.reads) - {divisor}):
         why = f"reads the quotient of {end.label!r}, which is large where its divisor is small"
         for reader in readers_through_exact(graph, end, read):
@@ -85,7 +85,7 @@ def _makers(graph: Graph, divisor: int, small: set[int]) -> Iterator[Node]:
 
 
 def _vanishes(graph: Graph, node: Node) -> bool:
-    """Return whether a node makes numbers so small that they vanish of ordinary ones."""
+    """Return whether a node maps ordinary numbers to some that underflow."""
     if node.key in op_facts().vanishing:
         return True
     return squared_value(graph, node) != ABSENT and not graph.constants.is_constant(

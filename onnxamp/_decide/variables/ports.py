@@ -12,14 +12,14 @@ from collections.abc import (
 )
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from onnxamp._base.records import record
 from onnxamp._decide import mincut
 from onnxamp._facts.dtypes import Format, holds_float, retyped
 from onnxamp._facts.ops import op_facts, type_giver
 from onnxamp._facts.signature import Port, Signature
-from onnxamp._graph.types import bind
+from onnxamp._graph.types import PortTypes, bind
 from onnxamp._graph.view import ABSENT, Node
 
 HIGH: Final = mincut.HIGH
@@ -57,11 +57,9 @@ class Layout:
     outputs: tuple[int, ...]
 
 
-Types: TypeAlias = tuple[str | None, ...]
-"""Types of the inputs or of the outputs of a node; None if absent or unknown."""
-
-
-def layout_of(node: Node, inputs: Types, outputs: Types, low: Format) -> Layout:
+def layout_of(
+    node: Node, inputs: PortTypes, outputs: PortTypes, low: Format
+) -> Layout:
     """Return the layout of a node with a schema; the same object for all nodes of the op with these types."""
     assert node.signature is not None
     giver = type_giver(node.proto) if node.key in op_facts().dtype_attribute else None
@@ -72,7 +70,11 @@ def layout_of(node: Node, inputs: Types, outputs: Types, low: Format) -> Layout:
 
 @lru_cache(maxsize=1 << 12)
 def _layout(
-    signature: Signature, inputs: Types, outputs: Types, giver: int, low: Format
+    signature: Signature,
+    inputs: PortTypes,
+    outputs: PortTypes,
+    giver: int,
+    low: Format,
 ) -> Layout:
     """Return the layout of nodes of an op: a float32 parameter that may be low can be if inputs determine it.
 
@@ -118,7 +120,7 @@ def _layout(
 
 
 def _floats(
-    formal: Callable[[int], Port | None], types: Types
+    formal: Callable[[int], Port | None], types: PortTypes
 ) -> list[tuple[int, Port]]:
     """Return the ports that hold float32, with their positions."""
     floats = [position for position, kind in enumerate(types) if holds_float(kind)]

@@ -15,12 +15,9 @@ from onnxamp._facts.dtypes import readable_types
 from onnxamp._facts.kernels import is_consistent
 from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._facts.signature import Port, Signature
-from onnxamp._graph.types import bind, declared_type, type_proto
+from onnxamp._graph.types import PortTypes, bind, declared_type, type_proto
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import copied
-
-Types = tuple[str | None, ...]
-"""Types of the inputs or of the outputs of a node; None if absent or unknown."""
 
 
 @record
@@ -31,13 +28,13 @@ class Typing:
     """
 
     signature: Signature
-    inputs: Types
-    outputs: Types
+    inputs: PortTypes
+    outputs: PortTypes
     attribute: object
     example: NodeProto = field(compare=False)
 
 
-def typing_of(node: Node, inputs: Types, outputs: Types) -> Typing | None:
+def typing_of(node: Node, inputs: PortTypes, outputs: PortTypes) -> Typing | None:
     """Return the types of a node, to check by :func:`inference_fault`; None where onnx infers nothing.
 
     That is so for ops that it does not know, and for those with bodies, whose types follow from their outputs.
@@ -119,7 +116,7 @@ _WRONG_TYPE: Final = re.compile(
 """Finds onnx's complaints about types, at a node or in the body of its function, without those about shapes."""
 
 
-def node_fault(node: Node, inputs: Types, outputs: Types) -> str:
+def node_fault(node: Node, inputs: PortTypes, outputs: PortTypes) -> str:
     """Return the type fault of a node with a schema, in words."""
     assert node.signature is not None
     if not _is_consistent(node.signature, inputs):
@@ -167,6 +164,6 @@ def wanted_type(
 
 
 @lru_cache(maxsize=1 << 12)
-def _is_consistent(signature: Signature, inputs: Types) -> bool:
+def _is_consistent(signature: Signature, inputs: PortTypes) -> bool:
     """Return whether the schema allows the types. Large models have few combinations."""
     return is_consistent(signature, bind(signature, inputs), inputs)

@@ -26,7 +26,7 @@ from onnxamp._model.weights import Scratch, lower
 from onnxamp._rewrite.edits.apply import Edits, NewConstant
 from onnxamp._rewrite.edits.new_casts import find_casts
 from onnxamp._rewrite.edits.removals import find_removals
-from onnxamp._rewrite.edits.value_names import STORED, Names, find_names, low_source
+from onnxamp._rewrite.edits.value_names import Names, find_names, low_source
 
 
 def plan_edits(problem: Problem, decision: Decision) -> Edits:
@@ -147,9 +147,7 @@ def _types(problem: Problem, values: AbstractSet[int]) -> dict[int, str]:
 def _weights(problem: Problem, names: Names) -> frozenset[int]:
     """Return the initializers that become low precision in place."""
     values = problem.graph.values
-    return frozenset(
-        value for value in names.low_stores if values[value].origin in STORED
-    )
+    return frozenset(value for value in names.low_stores if values[value].is_stored)
 
 
 def _attributes(problem: Problem, names: Names) -> frozenset[int]:

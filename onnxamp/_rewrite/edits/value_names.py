@@ -11,7 +11,7 @@ Complexity: linear in ports.
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from onnxamp._decide.precision import Decision
 from onnxamp._decide.problem import Problem
@@ -19,9 +19,6 @@ from onnxamp._decide.variables.ports import LOW, NONE
 from onnxamp._facts.dtypes import FLOAT
 from onnxamp._graph.editor import NewNames
 from onnxamp._graph.view import Node, Origin, Value, shadowing
-
-STORED: Final = (Origin.INITIALIZER, Origin.DEFAULT)
-"""Origins of values that a tensor of the model stores."""
 
 
 class How(Enum):
@@ -275,7 +272,7 @@ class _Namer:
         index = value.index
         own, other = self.names[index][is_low], self.names[index][not is_low]
         is_renamed = own != value.name and self.public(index) is not None
-        if is_renamed and value.origin in STORED:
+        if is_renamed and value.is_stored:
             self.renamed[index] = own
         elif is_renamed:
             # The output of the Cast takes the public name.

@@ -9,7 +9,6 @@ from onnx import ModelProto, TensorProto
 from onnxamp._facts.dtypes import LOW_ELEMS
 from onnxamp._facts.ops import op_facts, op_key
 from onnxamp._graph.editor import WEIGHTS_ALONE
-from onnxamp._graph.view import Origin
 from onnxamp._model.protos import all_nodes, copy_without
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
@@ -32,7 +31,7 @@ def apply(draft: Draft, options: Options) -> PassResult:
     model = draft.proto
     graph = draft.graph
     inputs = [graph.values[value] for value in graph.scopes[0].inputs]
-    frozen = {value.name for value in inputs if value.origin in _STORED}
+    frozen = {value.name for value in inputs if value.is_stored}
     if asked is None:
         asked = options.level != Level.O0 and bool(frozen) and _is_habit(model, frozen)
     # Before that IR version, all weights are listed, and none can be overridden.
@@ -50,9 +49,6 @@ def apply(draft: Draft, options: Options) -> PassResult:
     if not options.freeze_defaults:
         note += " --keep-overridable lets callers override them as before."
     return PassResult(Draft(result, draft.folder), (note,))
-
-
-_STORED: Final = (Origin.INITIALIZER, Origin.DEFAULT)
 
 
 def _is_habit(model: ModelProto, inputs: AbstractSet[str]) -> bool:

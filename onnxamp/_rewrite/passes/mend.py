@@ -15,7 +15,7 @@ from onnxamp._facts.dtypes import elem_of, readable_types
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import declared_type, type_proto
-from onnxamp._graph.view import ABSENT, Origin
+from onnxamp._graph.view import ABSENT
 from onnxamp._options.options import Options
 from onnxamp._rewrite import Draft, PassResult
 from onnxamp._rewrite.checks.node_faults import disagreement
@@ -139,7 +139,7 @@ class _Mender:
             for entry in () if scope.opaque else entries:
                 value = graph.visible(entry.name, scope.index)
                 kind = graph.types[value]
-                is_weight = value != ABSENT and graph.values[value].origin in _WEIGHTS
+                is_weight = value != ABSENT and graph.values[value].is_stored
                 if kind is None or (is_main and not is_weight):
                     continue
                 proto = type_proto(kind)
@@ -148,14 +148,11 @@ class _Mender:
                     yield entry.name
 
 
-_WEIGHTS = frozenset({Origin.INITIALIZER, Origin.DEFAULT})
-
-
 def _misdeclared_weights(graph: Graph) -> Iterator[bool]:
     """Yield for each input of the model that is a weight whether it is declared as another type."""
     for entry in graph.model.graph.input:
         value = graph.scopes[0].names[entry.name]
-        if graph.values[value].origin in _WEIGHTS:
+        if graph.values[value].is_stored:
             yield _contradicts(entry.type, graph.types[value])
 
 
