@@ -197,10 +197,16 @@ def _parents(folder: Path) -> set[Path]:
 def _models_in(folder: Path) -> list[Path]:
     """Return the files of a folder that may contain a model, in order; none if it cannot be listed."""
     try:
-        models = (path for path in folder.iterdir() if path.suffix.lower() in _MODELS)
+        models = filter(_may_be_model, folder.iterdir())
         return [path for path in sorted(models) if path.is_file()]
     except OSError:
         return []
+
+
+def _may_be_model(path: Path) -> bool:
+    """Return whether a file has the name of a model, or of a copy such as ``model.onnx.bak``; data files have not."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    return not _MODELS.isdisjoint(suffixes) and suffixes[-1] != ".data"
 
 
 def _settled(path: Path) -> bytes:

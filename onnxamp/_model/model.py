@@ -68,6 +68,8 @@ from onnxamp._model.weights import embed
 _HEAD: Final = 4096
 """Bytes in which a format shows."""
 
+_COMMENTS: Final = re.compile(rb"\A(?:\s*#[^\n]*\n)*\s*")
+"""Comments and blanks before a model in text."""
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 INLINE_LIMIT: Final = 1_900_000_000
 """Bytes of weights up to which a model is saved as one file; a protobuf message cannot hold 2 GiB."""
@@ -170,7 +172,7 @@ def parse_text(data: bytes) -> ModelProto | None:
     Returns:
         The model; None if it is in none of these, or has a mistake.
     """
-    head = data[:_HEAD].lstrip()
+    head = _COMMENTS.sub(b"", data[:_HEAD])
     if _CONTROL.search(head):
         return None
     try:
@@ -339,6 +341,27 @@ def find_data_files(
     return known
 
 
+def _locate_linked(model: ModelProto, base_dir: Path, real: Path) -> None:
+    """Locate data files beside the file that a model's path leads to, which a link beside the path leads to as well.
+
+    Caches keep models so: all files in one folder, under the hashes of their contents, and links with their names.
+
+    Args:
+        model: a model; its data in such files are found without a search from then on.
+        base_dir: the folder of the model's path.
+        real: the folder of the model file.
+    """
+    known = dict[str, DataFile]()
+    for tensor in tensors_of(model):
+        if not has_data_file(tensor):
+            continue
+        with suppress(ExternalDataError):
+            place = data_location(tensor, base_dir, known, linked=real)
+            if place is not None and place.path.parent == real:
+                tensor.ClearField("external_data")
+                tensor.MergeFrom(inside_tensor(place, was_default=True))
+
+
 class StoredWeights(NamedTuple):
     """A model's weights: bytes of all of them, and the data files that hold some of them, resolved."""
 
@@ -455,6 +478,8 @@ class Model(Asked):
         proto, repairs = parse_model(data, repr(str(path)))
         _LOG.info("read %s: %d nodes", path, len(proto.graph.node))
         folder = folder_of(path)
+        if path.is_symlink():
+            _locate_linked(proto, folder, path.resolve().parent)
         return cls(
             proto,
             folder,

@@ -157,6 +157,11 @@ def stored_bytes(tensor: TensorProto) -> int:
     return bytes_of(tensor.data_type, tensor.dims[:])
 
 
+def is_packed(elem: int) -> bool:
+    """Return whether several elements of a type share a byte."""
+    return elem in _PACKED
+
+
 def bytes_of(elem: int, shape: Sequence[int]) -> int:
     """Return :func:`stored_bytes` of the element type and shape of a tensor."""
     return (prod(shape) * _bits_of(elem) + 7) // 8
@@ -251,7 +256,10 @@ Buffer: TypeAlias = bytes | memoryview | mmap | RemoteBytes
 _HOLDERS: Final[dict[str, tuple[type[Message], dict[str, str]]]] = {
     "model": (ModelProto, {"graph": "graph", "functions": "function"}),
     "graph": (GraphProto, {"initializer": "tensor", "node": "node"}),
-    "function": (FunctionProto, {"node": "node"}),
+    "function": (
+        FunctionProto,
+        {"node": "node", "attribute_proto": "attribute"},
+    ),
     "node": (NodeProto, {"attribute": "attribute"}),
     "attribute": (
         AttributeProto,

@@ -16,7 +16,12 @@ from typing import Final, ParamSpec, TypeVar
 
 from onnx import ModelProto, StringStringEntryProto, TensorProto, numpy_helper
 
-from onnxamp._base.errors import ArgumentError, ModelError, SourceChangedError
+from onnxamp._base.errors import (
+    ArgumentError,
+    InternalError,
+    ModelError,
+    SourceChangedError,
+)
 from onnxamp._base.executor import Workers
 from onnxamp._base.paths import is_remote, writing
 from onnxamp._base.state import Part
@@ -378,6 +383,8 @@ def _write_inline(
     spans = find_data(data, lambda start, stop: data.find(token, start, stop) >= 0)
     # The marks say which blob goes where, since the order of tensors in the bytes is protobuf's.
     order = [int.from_bytes(data[span.end - 8 : span.end], "big") for span in spans]
+    if sorted(order) != list(range(len(blobs))):
+        raise InternalError("A weight is in a part of the model that is not searched.")
     sizes = [blobs[number][1].size for number in order]
     heads = [(raw_data_head(size), size) for size in sizes]
     filled = list[tuple[int, Blob]]()

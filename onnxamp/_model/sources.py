@@ -235,6 +235,7 @@ def data_location(
     tensor: TensorProto,
     base_dir: Path | None,
     known: dict[str, DataFile] | None = None,
+    linked: Path | None = None,
 ) -> DataLocation | None:
     """Return the location of a tensor's data, checked against the file; None if the proto itself holds them.
 
@@ -243,6 +244,7 @@ def data_location(
         base_dir: folder of the model's data files.
         known: location -> data files that were already looked up; filled here. Pass one dict for all tensors of a
             model, since looking up files is slow.
+        linked: another folder in which data files may lie, to which links in ``base_dir`` lead.
 
     Raises:
         ExternalDataError: the folder is unknown, the file is missing or too short, or it lies outside the model's
@@ -270,7 +272,7 @@ def data_location(
         )
     known = {} if known is None else known
     if location not in known:
-        known[location] = _data_file(tensor.name, location, base_dir)
+        known[location] = _data_file(tensor.name, location, base_dir, linked)
     file = known[location].path
     size = known[location].stamp.size
     expected = stored_bytes(tensor)
@@ -288,7 +290,9 @@ def data_location(
     return DataLocation(file, offset, length, stamp=known[location].stamp)
 
 
-def _data_file(name: str, location: str, base_dir: Path | None) -> DataFile:
+def _data_file(
+    name: str, location: str, base_dir: Path | None, linked: Path | None
+) -> DataFile:
     """Return the data file of a location."""
     if base_dir is None:
         raise ExternalDataError(
@@ -296,7 +300,9 @@ def _data_file(name: str, location: str, base_dir: Path | None) -> DataFile:
             " path: pass the path, or load the data first (onnx.load does)."
         )
     path = _resolved(base_dir, location)
-    if path is None or not path.is_relative_to(base_dir.resolve()):
+    is_inside = path is not None and path.is_relative_to(base_dir.resolve())
+    is_linked = path is not None and path.parent == linked
+    if path is None or not (is_inside or is_linked):
         raise ExternalDataError(
             f"The weight {name!r} points to {location!r}, outside the model's folder {str(base_dir)!r}: refused."
         )

@@ -90,6 +90,15 @@ def _numbers(tensor: TensorProto) -> int:
     return min(count, stored_bytes(tensor))
 
 
+_INDICES: Final = (
+    TensorProto.INT8,
+    TensorProto.INT16,
+    TensorProto.INT32,
+    TensorProto.INT64,
+)
+"""Types of the indices of sparse tensors that ONNX Runtime reads."""
+
+
 def check_sparse(sparse: SparseTensorProto) -> None:
     """Refuse a sparse tensor whose parts do not fit together or are outside the model file."""
     what = f"The sparse weight {utf8(sparse.values.name, 'the name of a weight')!r}"
@@ -108,7 +117,7 @@ def check_sparse(sparse: SparseTensorProto) -> None:
     # An index is a number, counted over all elements in order, or a row of one number for each axis.
     forms = ((count,), (count, rank))
     has_form = tuple(sparse.indices.dims) in forms
-    if sparse.indices.data_type != TensorProto.INT64 or not has_form:
+    if sparse.indices.data_type not in _INDICES or not has_form:
         raise ModelError(
             f"{what} has {count} values, but its indices have another type or shape."
         )

@@ -203,6 +203,7 @@ def emulate_graph(
     emulation = _Emulation(
         editor=editor,
         elems=elems,
+        types=view.types,
         base_dir=base_dir,
         rounds=rounds,
         accumulator=accumulator,
@@ -252,6 +253,7 @@ class _Emulation:
 
     editor: GraphEditor
     elems: Sequence[int | None]
+    types: Sequence[str | None]
     base_dir: BaseDir
     rounds: bool
     accumulator: Accumulator | None
@@ -378,12 +380,13 @@ class _Emulation:
                 self.editor.insert_after(node.index, *after)
 
     def quantized(self, node: Node, proto: NodeProto) -> None:
-        """Let float16's infinity become the lowest integer, as kernels do: it does not saturate.
+        """Let float16's infinity become the lowest integer, as kernels do: it does not saturate. Floats of 8 bits do.
 
         ONNX Runtime's CPU kernel returns the lowest integer (seen in 1.31.1). That of CUDA adds the zero point to the
         largest int32, which wraps around (onnxruntime/core/providers/cuda/tensor/quantize_linear.cu, RoundStd).
         """
-        if self.elems[node.inputs[0]] != FLOAT16.elem:
+        kind = self.types[node.outputs[0]] or ""
+        if self.elems[node.inputs[0]] != FLOAT16.elem or "int" not in kind:
             return
         names = self.editor.names
         given = proto.input[0]

@@ -11,9 +11,15 @@ from onnx import ModelProto, TensorProto
 
 from onnxamp._base.state import file_print, fingerprint
 from onnxamp._model.model import Model
-from onnxamp._model.protos import copy_without, has_external_data, tensors_of
+from onnxamp._model.protos import (
+    copied,
+    copy_without,
+    has_external_data,
+    is_packed,
+    tensors_of,
+)
 from onnxamp._model.sources import INSIDE, FileStamp, check_same
-from onnxamp._model.weights import blocks_of, read_array
+from onnxamp._model.weights import blocks_of, embed, read_array
 from onnxamp._runtime.inputs.sample_files import read_json, read_npz, read_one
 from onnxamp._runtime.inputs.samples import Samples
 from onnxamp._runtime.sessions.starting import is_large
@@ -34,9 +40,7 @@ def model_print(model: Model) -> str:
         if tensor.data_location != TensorProto.EXTERNAL:
             weights.append(fingerprint(tensor.SerializeToString(deterministic=True)))
             continue
-        blocks = (
-            block.tobytes() for block in blocks_of(read_array(tensor, model.folder))
-        )
+        blocks = _data_of(tensor, model.folder)
         weights.append(
             fingerprint(f"{tensor.name} {tensor.data_type} {tensor.dims}", *blocks)
         )
@@ -44,6 +48,17 @@ def model_print(model: Model) -> str:
     for tensor in tensors_of(shell):
         tensor.ClearField("external_data")
     return fingerprint(shell.SerializeToString(deterministic=True), *weights)
+
+
+def _data_of(tensor: TensorProto, folder: Path | None) -> Iterator[bytes]:
+    """Yield the data of a weight in a file, in blocks."""
+    if is_packed(tensor.data_type):  # NumPy has no array over such a file
+        held = copied(tensor)
+        embed(held, folder)
+        yield held.raw_data
+        return
+    for block in blocks_of(read_array(tensor, folder)):
+        yield block.tobytes()
 
 
 def sample_print(samples: Samples, number: int) -> str:

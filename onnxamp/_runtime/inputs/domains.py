@@ -1,10 +1,14 @@
 """Numbers that lie in a range or in a domain, in place of those that random inputs usually have."""
 
 from enum import Enum
+from math import ceil, floor
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from ml_dtypes import finfo
+
+from onnxamp._base.errors import ArgumentError
 
 
 class Domain(Enum):
@@ -19,13 +23,27 @@ class Domain(Enum):
 def in_range(
     generator: np.random.Generator, feed: npt.NDArray[Any], ends: tuple[float, float]
 ) -> npt.NDArray[Any]:
-    """Return numbers of a range in place of others, with their shape and type."""
+    """Return numbers of a range in place of others, with their shape and type.
+
+    Raises:
+        ArgumentError: no number of that type is in the range.
+    """
     low, high = ends
-    if feed.dtype.kind in "iu":
-        return generator.integers(int(low), int(high) + 1, feed.shape).astype(
-            feed.dtype
+    kind = feed.dtype.kind
+    if kind in "biu":
+        info = np.iinfo(np.uint8 if kind == "b" else feed.dtype)
+        least = max(ceil(low), int(info.min))
+        most = min(floor(high), 1 if kind == "b" else int(info.max))
+        if least > most:
+            raise ArgumentError(f"No {feed.dtype} is between {low:g} and {high:g}.")
+        numbers = generator.integers(
+            least, most, feed.shape, info.dtype, endpoint=True
         )
-    return generator.uniform(low, high, feed.shape).astype(feed.dtype)
+        return numbers.astype(feed.dtype)
+    end = float(finfo(feed.dtype).max)  # type: ignore[no-untyped-call]
+    return generator.uniform(max(low, -end), min(high, end), feed.shape).astype(
+        feed.dtype
+    )
 
 
 def in_domain(

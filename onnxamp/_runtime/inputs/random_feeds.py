@@ -79,7 +79,8 @@ def _tensor(
         numbers = generator.uniform(0.5, 1.5, shape)
     elif use.role is Role.SIZE:
         numbers = generator.integers(1, 5, shape)
-    elif dtype.kind in "biu":
+    # Integers of less than a byte are ml_dtypes', which are of NumPy's kind V.
+    elif dtype.kind in "biu" or "int" in dtype.name:
         numbers = generator.integers(0, 256 if dtype == np.uint8 else 2, shape)
     else:
         numbers = generator.standard_normal(shape)

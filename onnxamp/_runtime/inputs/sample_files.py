@@ -314,7 +314,9 @@ def folder_readers(path: Path) -> list[partial[Mapping[str, Any]]]:
     files = [
         file
         for file in path.iterdir()
-        if file.suffix.lower() in _SUFFIXES and file.is_file()
+        if file.suffix.lower() in _SUFFIXES
+        and file.is_file()
+        and not file.name.startswith(".")  # macOS leaves some beside copied files
     ]
     if not files:
         raise ArgumentError(

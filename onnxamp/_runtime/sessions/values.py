@@ -414,7 +414,11 @@ def _cast(name: str, feed: Array, wanted: "np.dtype[Any]") -> Array:
     rounds = helper.np_dtype_to_tensor_dtype(wanted) in LOW_ELEMS
     if rounds and bool(np.array_equal(np.isfinite(back), np.isfinite(feed))):
         return result
-    if not np.array_equal(back, feed, equal_nan=feed.dtype.kind == "f"):
+    # Integers that wrap around come back as they were, but with the other sign in between.
+    is_wrapped = feed.dtype.kind in "iu" and np.any((result < 0) != (feed < 0))
+    # Low-precision floats of ml_dtypes are of NumPy's kind V.
+    is_float = feed.dtype.kind in "fV"
+    if is_wrapped or not np.array_equal(back, feed, equal_nan=is_float):
         raise ArgumentError(
             f"Input {name!r} must be {wanted}; the given {feed.dtype} array holds numbers that {wanted} cannot"
             " hold. Round it first if that is intended."
