@@ -161,10 +161,12 @@ class Constants:
 
     def uniform(self, value: int) -> float | None:
         """Return the number that all elements of the constant equal; None if they differ, or the value is not
-        constant.
+        constant. Of integers, such as the exponents of Pow, only scalars are looked at.
         """
         stats = self.stats(value)
-        return None if stats is None else stats.uniform
+        if stats is None:
+            return self.scalar(self.source(value))
+        return stats.uniform
 
     def fits(self, value: int, low: Format) -> bool:
         """Return whether low precision holds every number of a small float32 constant exactly; False of large ones."""

@@ -67,7 +67,7 @@ class IdleCasts:
 
     def run(self) -> None:
         """Visit producers first, so that chains collapse in one sweep."""
-        existing: dict[tuple[int, str, int], int] = {}
+        existing: dict[tuple[object, ...], int] = {}
         for node in self.graph.order if "Cast" in self.graph.by_key else ():
             made = node.output(0)
             if node.key != "Cast" or ABSENT in (node.input(0), made):
@@ -79,10 +79,11 @@ class IdleCasts:
             self.source[node.index] = source
             if target is None:
                 continue
-            key = (source, target, node.scope)
+            # Casts to the same type differ if one of them does not saturate, or rounds otherwise.
+            how = (attribute(node.proto, name) for name in ("saturate", "round_mode"))
+            key = (source, target, node.scope, *how)
             is_idle = self.types[source] == target
-            # A Cast that does not saturate differs from others to the same type.
-            is_again = key in existing and attribute(node.proto, "saturate") != 0
+            is_again = key in existing
             if self.graph.results[made]:
                 if is_idle and not self.chains and self.graph.uses[made]:
                     # Once the graph's result is of another type, it is a Cast in earnest.
