@@ -1,5 +1,6 @@
 """Constants of a model: the values that are constant, also through data movement, and their elements."""
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from math import prod
@@ -255,8 +256,14 @@ Shapes: TypeAlias = Sequence[Shape | None] | Mapping[int, Shape | None]
 
 def terms_of(node: Node, shapes: Shapes) -> int | None:
     """Return how many products each element of the output sums up; None for other ops, and if sizes are unknown."""
-    factor = shapes[node.input(1)] if node.key in _TERMS else None
-    return None if factor is None or None in factor else expected_terms(node, shapes)
+    if node.key not in _TERMS:
+        return None
+    # Any letter of an Einsum may be that of one factor alone; for other ops, the second factor tells.
+    factors = node.inputs if node.key == "Einsum" else [node.input(1)]
+    known = (shapes[factor] for factor in factors)
+    if any(shape is None or None in shape for shape in known):
+        return None
+    return expected_terms(node, shapes)
 
 
 def expected_terms(node: Node, shapes: Shapes) -> int | None:
@@ -344,17 +351,14 @@ def _einsum(node: Node, shapes: Shapes) -> int:
         if arrow
         else [letter for letter in letters if letters.count(letter) == 1]
     )
-    sizes: dict[str, int] = {}
+    sizes = defaultdict[str, int](int)
     for value, axes in zip(node.inputs, inputs.split(","), strict=False):
-        leading, dots, trailing = axes.partition("...")
-        sizes |= {
-            letter: _axis(shapes[value], axis) for axis, letter in enumerate(leading)
-        }
-        sizes |= {
-            letter: _axis(shapes[value], -axis)
-            for axis, letter in enumerate(reversed(trailing), 1)
-            if dots
-        }
+        leading, _, trailing = axes.partition("...")
+        places = [*enumerate(leading)]
+        places += ((-axis, name) for axis, name in enumerate(reversed(trailing), 1))
+        for axis, letter in places:
+            # A size of 1 is broadcast.
+            sizes[letter] = max(sizes[letter], _axis(shapes[value], axis))
     return prod(size for letter, size in sizes.items() if letter not in kept)
 
 

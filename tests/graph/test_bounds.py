@@ -431,3 +431,69 @@ def test_sums_of_transposed_factors(turned, batched):
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
     feeds = {"x": np.full(shape, 9, np.float32), "z": np.full((2, 4096, 5), 9, np.float32)}
     assert violations(model, feeds) == ([], 3)
+
+
+BROADCAST = {
+    "an axis of one factor alone": (
+        """(float[i,2] x, float[2] z) => (float[2] y) {
+            a = Tanh (x) b = Tanh (z) y = Einsum <equation = "ij,j->j"> (a, b) }""",
+        {"x": np.full((1000, 2), 9, np.float32), "z": np.full(2, 9, np.float32)},
+    ),
+    "a summed axis that is broadcast": (
+        """(float[3,5] x, float[1,2] z) => (float[3,2] y) {
+            a = Tanh (x) b = Tanh (z) y = Einsum <equation = "ij,jk->ik"> (a, b) }""",
+        {"x": np.full((3, 5), 9, np.float32), "z": np.full((1, 2), 9, np.float32)},
+    ),
+    "rows of a product with a vector": (
+        """(float[100,4] x) => (float y) <float[4] w = {1, 1, 1, 1}> {
+            p = Softmax <axis = -1> (x) v = MatMul (p, w) y = ReduceSum <keepdims = 0> (v) }""",
+        {"x": np.zeros((100, 4), np.float32)},
+    ),
+    "norms of two unknown sizes": (
+        """(float[1,a] x, float[1,b] z) => (float[1,1] y) <int64[1] ax = {-1}> {
+            p = Softmax <axis = -1> (x) q = Softmax <axis = -1> (z) r = Add (p, q) y = ReduceSum (r, ax) }""",
+        {"x": np.zeros((1, 1), np.float32), "z": np.zeros((1, 1000), np.float32)},
+    ),
+    "gates of a GRU that are negative": (
+        """(float[3,1,1] x, float[1,3,1] w, float[1,3,1] r, float[1,1,1] h) => (float[3,1,1,1] y) {
+            y = GRU <hidden_size = 1, activations = ["Tanh", "Tanh"]> (x, w, r, , , h) }""",
+        {"x": np.full((3, 1, 1), -9, np.float32), "w": np.float32([[[9], [0], [-9]]]),
+         "r": np.zeros((1, 3, 1), np.float32), "h": -np.ones((1, 1, 1), np.float32)},
+    ),
+    "a Gelu near zero": (
+        "(float[4] x) => (float[4] y) { g = com.microsoft.Gelu (x) n = Neg (g) y = Reciprocal (n) }",
+        {"x": np.float32([-6, -5.97, -5.95, -5.9])},
+    ),
+    "an Elu near zero": ("(float[2] x) => (float[2] y) { y = Elu (x) }", {"x": np.float32([-1e-6, -9e-7])}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROADCAST)
+def test_bounds_that_strangers_broke(name):
+    text, feeds = BROADCAST[name]
+    model = parse(text, 18)
+    if "com.microsoft" in text:
+        model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    assert violations(model, feeds)[0] == []
+
+
+@pytest.mark.parametrize("text", [
+    "(float[3,4] x) => (float[0,4] y) <float[0,3] w = {}> { e = Exp (x) d = Mul (e, e) y = MatMul (w, d) }",
+    "(float[1,0,4,4] x) => (float[1,0,4,4] y) <float[0] w = {}> { a = Exp (x) y = BatchNormalization (a, w, w, w, w) }",
+    """(float[a,4] x) => (float[a,4] y) <float[4] w = {1, 1, 1, 1}> {
+        e = Exp (x) y = LayerNormalization <epsilon = 0.0> (e, w) }""",
+])  # fmt: skip
+def test_empty_weights_and_no_epsilon(text):
+    graph = Graph.of(parse(text, 17))
+    find_bounds(graph, FLOAT16)
+
+
+def test_rows_are_added_one_after_another():
+    """Along the first axis, NumPy loses a rounding error with each row."""
+    weight = np.full((524288, 2), 1.015, np.float32)
+    model = parse("(float[1,524288] x) => (float[1,2] y) { y = MatMul (x, w) }")
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    graph = Graph.of(model)
+    value = next(value.index for value in graph.values if value.name == "y")
+    exact = float(weight.astype(np.float64).sum(0)[0])
+    assert find_bounds(graph, FLOAT16, (("x", (1.0, 1.0)),))[value].high >= exact

@@ -290,7 +290,8 @@ def _limit(curve: Curve, point: float) -> float:
 
 def aligned(one: Bound, other: Bound) -> tuple[Bound, Bound, int | None]:
     """Return two bounds broadcast to each other, and the size of the last axis."""
-    if one.width == other.width:
+    # Either axis may have one element if both sizes are unknown.
+    if one.width is not None and one.width == other.width:
         return one, other, one.width
     known = [bound.width for bound in (one, other)]
     width = next((size for size in known if size not in (None, 1)), None)

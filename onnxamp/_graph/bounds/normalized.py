@@ -55,7 +55,8 @@ def _layer(call: Call) -> Sequence[Bound]:
     result = normalized * call[1]
     if call.has(2):
         result = call.term(result) + call[2]
-    deviation = between(0.0, call.attribute("epsilon", 1e-5) ** -0.5)
+    epsilon = call.attribute("epsilon", 1e-5)
+    deviation = between(0.0, epsilon**-0.5 if epsilon > 0.0 else inf)
     return [result, call[0].unstepped, deviation]
 
 
@@ -129,6 +130,8 @@ def _batch(call: Call) -> Sequence[Bound]:
         products = np.where(factors == 0.0, 0.0, factors * distances[:, None, None])
     if not np.isfinite(factors).all() or np.isnan(products).any():
         return [UNKNOWN]
+    if not products.size:
+        return [between(0.0, 0.0)]
     low = products.min((0, 1, 2)) + bias - off[1]
     high = products.max((0, 1, 2)) + bias + off[1]
     return [Bound(low=float(low.min()), high=float(high.max()))]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import inf
+from math import hypot, inf
 from typing import Final
 
 import numpy as np
@@ -96,19 +96,25 @@ def _matrix(call: Call) -> Bound:
     """Return the bound of a product of matrices."""
     sums = _sums(call, 1, (-2,))
     if sums is not None and sums.squares.ndim:
-        return _stretched(call, _rows(*weighted(call[0], sums, call)))
+        return _stretched(call, _rows(*weighted(call[0], sums, call)), sums)
     sums = _sums(call, 0, (-1,))
     if sums is not None:
         return _columns(call, sums)
     return _product(call, call[0], call[1])
 
 
-def _stretched(call: Call, product: Bound) -> Bound:
-    """Return the bound of rows times a weight, with the weight's largest singular value where it was asked for."""
+def _stretched(call: Call, product: Bound, sums: WeightSums) -> Bound:
+    """Return the bound of rows times a weight, with the weight's largest singular value where it was asked for.
+
+    Rounding its numbers changes that by no more than the Frobenius norm of the changes.
+    """
     weight = call.node.input(1)
     if weight not in call.spectral:
         return product
     stretch = call.graph.ask(call.stretch, weight)
+    rounding = call.rounding
+    stretch += rounding.error * float(np.sqrt(sums.squares.sum()))
+    stretch += rounding.least * float(np.sqrt(sums.terms * sums.squares.size))
     return replace(product, row=min(product.row, times(stretch, call[0].row)))
 
 
@@ -117,8 +123,14 @@ def _columns(call: Call, sums: WeightSums) -> Bound:
     x = call[1]
     turned = Bound(low=x.low, high=x.high, row=x.column)
     low, high = weighted(turned, sums, call)
-    result = Bound(low=float(low.min()), high=float(high.max()))
-    return result.sized(call.width())
+    return _around(low, high).sized(call.width())
+
+
+def _around(low: NDArray[np.float64], high: NDArray[np.float64]) -> Bound:
+    """Return the bound of results with a range for each; any is one of a result without elements."""
+    if not low.size:
+        return between(0.0, 0.0)
+    return Bound(low=float(low.min()), high=float(high.max()))
 
 
 def _product(call: Call, one: Bound, two: Bound) -> Bound:
@@ -137,9 +149,11 @@ def _product(call: Call, one: Bound, two: Bound) -> Bound:
             max(-limit, times(one.total, min(two.low, 0.0))),
             min(limit, times(one.total, max(two.high, 0.0))),
         )
-    return Bound(low=ends[0], high=ends[1], row=times(one.total, two.row)).sized(
-        call.width()
-    )
+    # Rows of a product with a vector lie along an axis of the first factor.
+    shape = call.shape(1)
+    is_matrix = shape is not None and len(shape) > 1
+    row = times(one.total, two.row) if is_matrix else inf
+    return Bound(low=ends[0], high=ends[1], row=row).sized(call.width())
 
 
 def _gemm(call: Call) -> Bound:
@@ -149,7 +163,7 @@ def _gemm(call: Call) -> Bound:
         is_plain = not (call.attribute("transA") or call.attribute("transB"))
         product = _product(call, call[0], call[1]) if is_plain else _by_terms(call)
     else:
-        product = _stretched(call, _rows(*weighted(call[0], sums, call)))
+        product = _stretched(call, _rows(*weighted(call[0], sums, call)), sums)
     product = product * float(call.attribute("alpha", 1.0))
     if not call.has(2):
         return product
@@ -180,8 +194,7 @@ def _filtered(call: Call, sums: WeightSums | None) -> Bound:
         return _by_terms(call)
     x = hull([call[0], between(0.0, 0.0)])
     low, high = weighted(x, sums, call, uses_norms=False)
-    result = Bound(low=float(low.min()), high=float(high.max()))
-    return call.term(result) + _per_channel(call, 2)
+    return call.term(_around(low, high)) + _per_channel(call, 2)
 
 
 def _per_channel(call: Call, position: int) -> Bound:
@@ -247,7 +260,11 @@ def _attended(call: Call, values: Bound, *, row: float = inf) -> Bound:
 
 def _cached(call: Call, bound: Bound, past: int) -> Bound:
     """Return the bound of keys or values together with those of earlier tokens, an optional input."""
-    return hull([bound, call[past]]) if call.has(past) else bound
+    if not call.has(past):
+        return bound
+    # Tokens are joined along the columns.
+    column = hypot(bound.column, call[past].column)
+    return replace(hull([bound, call[past]]), column=column)
 
 
 def _attention(call: Call) -> Sequence[Bound]:

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from onnx import helper, numpy_helper
 
-from onnxamp._facts.dtypes import elem_of
+from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS, elem_of
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.bounds.bound import UNKNOWN, Bound, between, hull, whole
 from onnxamp._graph.bounds.call import Call, Rules
@@ -57,7 +57,9 @@ def _cast(call: Call) -> Bound:
     x = call[0]
     target = of_type(call.graph.types[call.node.outputs[0]])
     if target.is_unbounded:
-        return x
+        # Floats of 8 bits round as well, and nothing knows how.
+        kind = call.graph.types[call.node.outputs[0]]
+        return x if kind in ANY_FLOAT_TENSORS else UNKNOWN
     if target.high == 1.0:
         return target
     is_inside = target.low <= x.low and x.high <= target.high
@@ -140,6 +142,9 @@ def _states(call: Call) -> Sequence[Bound]:
     """Return the bounds of recurrent states: each is a gate times a tanh, or a mean of such products."""
     given = [name.lower() for name in map(_text, call.attribute("activations", []))]
     if any(name not in ("sigmoid", "tanh") for name in given):
+        return [UNKNOWN]
+    # The gates of a GRU weight a mean only if they are between 0 and 1.
+    if call.node.key == "GRU" and "tanh" in given[0::2]:
         return [UNKNOWN]
     states = between(-1.0, 1.0)
     if call.node.key == "GRU" and call.has(

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from onnxamp._facts.dtypes import FLOAT, FLOAT_TENSORS
+from onnxamp._facts.dtypes import FLOAT, FLOAT_TENSORS, LOW_TENSORS
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.bounds import formulas, moved, normalized, products, sources
 from onnxamp._graph.bounds.accumulated import accumulated, low_sums
@@ -218,7 +218,7 @@ class BoundsWalk:
         )
         try:
             results = self._results(call)
-        except OverflowError:
+        except ArithmeticError:
             # Python's own floats raise it where NumPy's are infinite.
             results = ()
         stored = self._graph.constants.tensors
@@ -263,9 +263,12 @@ class BoundsWalk:
 
     def _is_exact(self, node: Node, result: Bound) -> bool:
         """Return whether a node computes exactly in low precision: on numbers that are, with a result that is."""
-        if not result.is_exact_in(self.bounds.low):
-            return False
         types = self._graph.types
+        # A model may be of another low-precision type already.
+        kinds = (types[value] or "" for value in (*node.reads, *node.writes))
+        own = (LOW_TENSORS[kind] for kind in kinds if kind in LOW_TENSORS)
+        if not all(map(result.is_exact_in, (self.bounds.low, *own))):
+            return False
         return all(
             self.bounds.is_exact(value)
             for value in node.reads
