@@ -105,7 +105,8 @@ def describe_op(op: str) -> OpView:
         )
     meant = ops_named(op)
     if not is_known(op) or meant != (op,):
-        near = meant if is_known(op) else ops_named(nearest_name(op) or "")
+        name = nearest_name(op)
+        near = meant if is_known(op) else ops_named(name) if name else ()
         hint = f" Did you mean {', '.join(near)}?" if near else ""
         raise ArgumentError(f"There is no op type {op!r}.{hint}")
     return OpView(op, tuple(chain.from_iterable(topic(op) for topic in _TOPICS)))

@@ -94,6 +94,8 @@ class _WrittenLoop:
         self.given = [graph.values[value].name for value in given]
         self.states = len(self.given) - self.scanned
         self.nodes = list[NodeProto]()
+        self.moved = dict[str, str]()
+        """Weight of the body -> its name in the main graph."""
 
     def written(self, turns: int) -> list[NodeProto]:
         """Return the loop unrolled: the nodes of that many turns."""
@@ -119,6 +121,9 @@ class _WrittenLoop:
             if held.scope == self.body.index and held.producer == ABSENT:
                 tensor = copied(self.editor.weight(value))
                 self.editor.drop_weight(value)
+                # Bodies of other loops may have weights of the same names.
+                tensor.name = self.editor.names.fresh(f"{held.name}/moved")
+                self.moved[held.name] = tensor.name
                 self.editor.add_weight(0, tensor)
 
     def _stack(self, rows: Sequence[Sequence[str]], targets: Sequence[str]) -> None:
@@ -160,7 +165,7 @@ class _WrittenLoop:
         graph = self.graph
         body = self.body
         editor = self.editor
-        renamed = dict[str, str]()
+        renamed = dict(self.moved)
 
         def named(name: str) -> str:
             renamed[name] = editor.names.fresh(f"{name}/turn{turn}")

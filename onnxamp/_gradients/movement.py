@@ -141,9 +141,11 @@ def _pad(call: Call) -> Grads:
                 raise call.error(
                     f"pads axis {axis}, whose size is unknown, in mode {mode!r}"
                 )
-            places = np.pad(
-                np.arange(size, dtype=np.int64), (before, after), mode=mode
-            )
+            # Negative pads crop first.
+            kept = np.arange(size, dtype=np.int64)
+            kept = kept[max(-before, 0) : size - max(-after, 0)]
+            added = max(before, 0), max(after, 0)
+            places = np.pad(kept, added, mode=mode)
             dx = scatter(dx, places, axis, size, rank)
     return dx
 

@@ -240,7 +240,8 @@ class Prompts(SampleSource):
         if isinstance(self.texts, (str, PathLike)):
             path = as_path(self.texts)
             try:
-                texts = path.read_text(encoding="utf-8").splitlines()
+                # splitlines would also split at separators that texts may hold.
+                texts = path.read_text(encoding="utf-8-sig").split("\n")
             except (OSError, ValueError) as error:
                 raise cannot_read(f"the prompts {quoted(path)}", error) from error
         else:
@@ -275,7 +276,7 @@ class Prompts(SampleSource):
     def tokens_of(self, model: Model) -> list[list[int]]:
         """Return the tokens of each text; raises as :meth:`samples_of`."""
         tokenizer = _tokenizer(model, self.tokenizer)
-        return [tokenizer.encode(line).ids for line in self.lines()]
+        return [_encoded(tokenizer, line) for line in self.lines()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,6 +370,29 @@ def _tokenizer(model: Model, given: str | PathLike[str] | None) -> Any:
             f"Prompts need a tokenizer, but there is none: onnxamp looked for {names}."
         )
     try:
-        return Tokenizer.from_str(Path(path).read_text(encoding="utf-8"))
+        tokenizer = Tokenizer.from_str(Path(path).read_text(encoding="utf-8"))
     except Exception as error:
         raise cannot_read(f"the tokenizer {quoted(path)}", error) from error
+    # Each text is a sample of its own, whole and without padding.
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def _encoded(tokenizer: Any, text: str) -> list[int]:
+    """Return the tokens of a text.
+
+    Raises:
+        ArgumentError: the tokenizer has none for it.
+    """
+    try:
+        tokens: list[int] = tokenizer.encode(text).ids
+    except Exception as error:  # the package raises no other type
+        raise ArgumentError(
+            f"The tokenizer does not take the prompt {text!r:.60}: {error}."
+        ) from error
+    if not tokens:
+        raise ArgumentError(
+            f"The tokenizer has no tokens for the prompt {text!r:.60}."
+        )
+    return tokens

@@ -63,17 +63,22 @@ class Metric:
         return error <= self.tolerance
 
 
-_OF_OUTPUT: Final[Mapping[str, Callable[[TensorDiff], float]]] = {
+_OF_OUTPUT: Final[Mapping[str, Callable[[TensorDiff], float | None]]] = {
     "rel-l2": lambda diff: diff.rel_l2,
     "cosine": lambda diff: 1 - diff.cosine,
     "snr": lambda diff: diff.rel_l2,
     "top1": lambda diff: (
-        0.0 if diff.argmax_agreement is None else 1 - diff.argmax_agreement
+        None if diff.argmax_agreement is None else 1 - diff.argmax_agreement
     ),
-    "kl": lambda diff: diff.kl_divergence or 0.0,
+    "kl": lambda diff: diff.kl_divergence,
 }
-"""Metric -> the error of one float output."""
+"""Metric -> the error of one float output; None if it has none."""
 
+_NEEDS: Final = {
+    "kl": "it compares outputs called logits",
+    "top1": "it compares the largest elements of rows, which scalars have not",
+}
+"""What outputs need for a metric."""
 METRICS: Final = (*_OF_OUTPUT, "detections")
 _SQUARED: Final = ("cosine", "kl")
 """The metrics that grow with the square of small errors."""
@@ -156,10 +161,16 @@ def _of_outputs(name: str, selected: frozenset[str]) -> Measure:
         if not floats:  # the outputs are labels, pixels or texts
             errors = [min(diff.differing, diff.rel_l2) for diff in diffs]
             return max(errors, default=0.0)
-        return max(
+        found = (
             of_output(diff) if diff.detections is None else diff.detections
             for diff in floats
         )
+        errors = [error for error in found if error is not None]
+        if not errors and any(diff.size for diff in floats):
+            raise ArgumentError(
+                f"The metric {name!r} is of no output of the model: {_NEEDS[name]}. Choose another one, such as 'rel-l2'."
+            )
+        return max(errors, default=0.0)
 
     return measure
 

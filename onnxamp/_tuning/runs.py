@@ -141,7 +141,9 @@ def options_print(
     units = (f"{unit.key} {unit.op} {unit.ports}" for unit in space.units)
     arithmetic = engine.arithmetic.name if engine.arithmetic else ""
     rounding = ["compensated"] * options.compensates
-    return fingerprint(options.low.name, arithmetic, changed, *units, *rounding)
+    # What else changes a result of the same choices.
+    ends = repr((options.keep_io_types, options.low_weights, options.weights_only))
+    return fingerprint(options.low.name, arithmetic, changed, *units, *rounding, ends)
 
 
 def converted_error(

@@ -21,7 +21,7 @@ from onnxamp._facts.dtypes import low_type
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import opset_imports
 from onnxamp._model.sources import unchanged_sources
-from onnxamp._options.values import compiled
+from onnxamp._options.values import checked_names, compiled
 from onnxamp._runtime.inputs.samples import load_samples
 from onnxamp._runtime.sessions.session import Provider
 from onnxamp.compat._convert import convert_all_but
@@ -123,7 +123,7 @@ def convert_to_mixed_precision(
     model = Model.of(as_path(onnx_path))
     include = _patterns(nodes_to_include)
     exclude = _patterns(nodes_to_exclude)
-    low_types = frozenset(op_types_to_include or ())
+    low_types = frozenset(checked_names("op_types_to_include", op_types_to_include))
 
     def rule(node: NodeProto) -> str | None:
         # ModelOpt matches at the start of a name only, and inclusion wins.

@@ -97,6 +97,10 @@ def _write_dropout(graph: Graph, node: Node, ratio: float, writer: Writer) -> Ma
         raise GradientError(
             f"The shape of the mask of {node.label!r} (Dropout) is unknown: {shape}."
         )
+    if ratio >= 1:
+        raise GradientError(
+            f"{node.label!r} (Dropout) drops everything: its ratio is {ratio:g}."
+        )
     writer.prefix = node.label
     name = writer.editor.names.fresh(f"{node.label}/mask")
     mask = writer.input(name, TensorProto.BOOL, shape)

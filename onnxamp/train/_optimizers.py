@@ -19,6 +19,8 @@ from typing import (
     dataclass_transform,
 )
 
+from onnx import TensorProto
+
 from onnxamp._base.errors import ArgumentTypeError
 from onnxamp._gradients.writer import Tensor
 from onnxamp._options.doors import door
@@ -186,6 +188,11 @@ class Momentum(Optimizer):
 
     momentum: float = 0.9
     nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check("momentum", self.momentum)
+
     slots: ClassVar = ("velocity",)
 
     def move(self, move: Move) -> tuple[Tensor, Mapping[str, Tensor]]:
@@ -214,12 +221,24 @@ class Adam(Optimizer):
     slots: ClassVar = ("mean", "square")
     """The first and the second moment."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("beta1", "beta2"):
+            beta = getattr(self, name)
+            what = "a number from 0 up to, but not including, 1"
+            checked_number(name, beta, what, lambda n: 0 <= n < 1)
+        _check("epsilon", self.epsilon)
+
     def shared(self, updates: Tensor) -> Sequence[Tensor]:
         """Write 1 / (1 - beta1^t) and the square root of 1 - beta2^t."""
-        # The moments begin at zero, and are too small by these factors in the first updates.
-        first = updates.like(self.beta1) ** updates
-        second = updates.like(self.beta2) ** updates
-        return 1.0 / (1.0 - first), (1.0 - second).op("Sqrt")
+        # The moments begin at zero, and are too small by these factors in the first updates. In float32, 1 less a power
+        # near 1 would have few digits.
+        count = updates.cast(TensorProto.DOUBLE)
+        first = count.like(self.beta1) ** count
+        second = count.like(self.beta2) ** count
+        scale = 1.0 / (1.0 - first)
+        root = (1.0 - second).op("Sqrt")
+        return scale.cast(updates.elem), root.cast(updates.elem)
 
     def move(self, move: Move) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Write the new weight and moments."""
