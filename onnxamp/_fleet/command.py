@@ -30,7 +30,13 @@ from onnxamp._report.console import is_screen, make_console
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.sessions.starting import active_libraries
 
-_SINGLE_MODEL: Final = ("plan_file", "save_plan", "data_names", "in_place")
+_SINGLE_MODEL: Final = (
+    "plan_file",
+    "save_plan",
+    "data_names",
+    "in_place",
+    "expected_error",
+)
 """Options that apply to one model."""
 
 

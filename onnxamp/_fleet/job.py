@@ -23,6 +23,7 @@ from onnxamp._convert.misspelled import misspelled
 from onnxamp._convert.plan import Plan
 from onnxamp._decide.kinds import kinds
 from onnxamp._decide.unmatched import Unmatched
+from onnxamp._facts.dtypes import Range
 from onnxamp._fleet.entries import (
     Entry,
     ModelJob,
@@ -151,6 +152,11 @@ def _run(options: FolderOptions, job: ModelJob) -> Entry:
     for name in sorted(options.run.dims.keys() - dims.keys()):
         text = f"The inputs have no dimension {name!r}."
         unmatched.append(Unmatched("dims", name, text))
+    named = {entry.name for entry in model.proto.graph.input}
+    for name, _ in options.conversion.input_ranges:
+        if name not in named:
+            text = f"The model has no input {name!r}."
+            unmatched.append(Unmatched("input_ranges", name, text))
     made_folder(job.output.parent)
     if job.search is not None:
         made_folder(job.search.parent)
@@ -205,7 +211,9 @@ def _request(options: FolderOptions, job: ModelJob, model: Model) -> Request:
         model=model,
         explains=job.page is not None,
         # A name may match in another model, so names are checked once all models are known.
-        asked=replace(asked, strict_options=False),
+        asked=replace(
+            asked, strict_options=False, input_ranges=_ranges(asked, model.proto)
+        ),
         run=replace(
             options.run,
             samples=inputs,
@@ -236,6 +244,12 @@ def _dims(options: FolderOptions, model: ModelProto) -> dict[str, int]:
     """Return the given sizes of the dimensions that the model has."""
     named = Sizes.of(model.graph.input).formulas
     return {name: size for name, size in options.run.dims.items() if name in named}
+
+
+def _ranges(asked: Options, model: ModelProto) -> tuple[tuple[str, Range], ...]:
+    """Return the stated ranges of the inputs that the model has."""
+    named = {entry.name for entry in model.graph.input}
+    return tuple(stated for stated in asked.input_ranges if stated[0] in named)
 
 
 def _sampling(

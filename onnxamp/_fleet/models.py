@@ -1,6 +1,9 @@
 """The models of a folder with their results, and checks of options, before the first model is read."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError
 from onnxamp._base.identity import is_within, resolved
@@ -14,6 +17,9 @@ from onnxamp._numerics.limits import make_limits
 from onnxamp._numerics.user_functions import Accept
 from onnxamp._options.values import Level, is_auto
 from onnxamp._runtime.sessions.session import choose_provider
+
+FAILED: Final = "failed"
+"""The folder of results that failed their validation, below that of the results."""
 
 
 def index_of(html: Path | None) -> Path | None:
@@ -104,7 +110,7 @@ def find_jobs(source: Path, target: Path, inputs: Path | None) -> list[ModelJob]
                 name=name.as_posix(),
                 source=path,
                 target=target / result,
-                failed=target / "failed" / result,
+                failed=target / FAILED / result,
                 inputs=_inputs_of(name, inputs),
                 home=home,
                 stage=None if package is None or is_remote(home) else home / STAGE,
@@ -123,7 +129,16 @@ def find_jobs(source: Path, target: Path, inputs: Path | None) -> list[ModelJob]
             f"{str(inputs)!r} holds inputs for none of the models: inputs for {jobs[0].name} belong in"
             f" {Path(jobs[0].name).with_suffix('.npz').as_posix()}."
         )
-    return jobs
+    return _failing_elsewhere(jobs, target)
+
+
+def _failing_elsewhere(jobs: Sequence[ModelJob], target: Path) -> list[ModelJob]:
+    """Return the jobs with the folder of failed results renamed if a folder of models has its name."""
+    failed = target / FAILED
+    while any(job.target.is_relative_to(failed) for job in jobs):
+        failed = failed.with_name(f"{failed.name}_results")
+    own = target / FAILED
+    return [replace(job, failed=failed / job.failed.relative_to(own)) for job in jobs]
 
 
 def _checked(source: Path, target: Path, inputs: Path | None) -> Path:

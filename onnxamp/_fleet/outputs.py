@@ -24,14 +24,11 @@ class _WrittenFile(NamedTuple):
         path: where it is written.
         what: names it in a message.
         is_result: whether it belongs to the results, which may not lie among the originals.
-        is_sole: whether no other output may have the same path. A failed result may: the folder "failed" of the
-            results can also be that of a model.
     """
 
     path: Path
     what: str
     is_result: bool = True
-    is_sole: bool = True
 
 
 _REMEDY: Final = "remove the link, or choose another folder for the results."
@@ -106,12 +103,11 @@ def _check(
         raise ArgumentError(
             f"{output.what} would be written among the originals in {str(source)!r}, to which {path} leads: {_REMEDY}"
         )
-    if output.is_sole:
-        other = written.setdefault(own, output)
-        if other is not output:
-            raise ArgumentError(
-                f"{output.what} would replace {str(other.path)!r}, to which {path} leads: {_REMEDY}"
-            )
+    other = written.setdefault(own, output)
+    if other is not output:
+        raise ArgumentError(
+            f"{output.what} would replace {str(other.path)!r}, to which {path} leads: {_REMEDY}"
+        )
 
 
 def _is_among(path: Path, source: Path, target: Path) -> bool:
@@ -127,7 +123,7 @@ def _written(
     for job in jobs:
         result = f"The result of {job.name!r}"
         yield _WrittenFile(job.target, result)
-        yield _WrittenFile(job.failed, result, is_sole=False)
+        yield _WrittenFile(job.failed, f"The failed result of {job.name!r}")
         if job.stage is not None:
             yield _WrittenFile(job.output, result)
         if job.search is not None:

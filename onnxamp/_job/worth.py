@@ -173,5 +173,7 @@ def _stored(analysis: Analysis, worth: Worth) -> Iterator[Proposal]:
     graph = analysis.graph
     halved = (elements(graph.shapes[value]) for value in graph.constants.tensors)
     saved = sum(halved) * (FLOAT32_BYTES - analysis.options.low.bytes)
-    if saved > _WORTH_STORING * worth.before:
+    # A model that is raised to float32 first has such weights already.
+    is_raised = analysis.options.from_dtype is not None
+    if not is_raised and saved > _WORTH_STORING * worth.before:
         yield Proposal("--weights-only", "half the weights, at the original's speed")

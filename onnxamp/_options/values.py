@@ -91,8 +91,9 @@ def is_auto(
     unused = [name for name, is_given in given.items() if is_given]
     if check_level(level) != Level.AUTO and unused:
         also = ", rescale, data_max or rounding" if unused[0] == "samples" else ""
+        judged = "" if unused[0] == "samples" else " without validation"
         raise ArgumentError(
-            f"{unused[0]} is only for level 'auto'{also}, not for {level!r}: leave it out, or change level."
+            f"{unused[0]} is only for level 'auto'{also}, not for {str(level)!r}{judged}: leave it out, or change level."
         )
     return level == Level.AUTO
 

@@ -16,11 +16,13 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as graphsurgeon
 import pytest
+from graphs.case import parse
 from onnx import parser
 
 import onnxamp
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError, OutputError
 from onnxamp._graph.graph import Graph
+from onnxamp._runtime.inputs.domains import in_range
 from onnxamp._runtime.inputs.random_inputs import random_inputs
 from onnxamp._runtime.inputs.sample_files import Spool, json_samples
 from onnxamp._runtime.inputs.samples import Samples, as_samples, load_samples, random_samples
@@ -627,3 +629,42 @@ def test_a_model_is_a_path_a_proto_or_a_graph(use):
         ArgumentTypeError, match=r"model must be an onnx.ModelProto, a path or an onnx-graphsurgeon Graph"
     ):
         USES[use](3)
+
+
+@pytest.mark.parametrize(("declared", "given"), [
+    ("int8", np.array([1, 200, 255], np.uint8)),
+    ("uint64", np.array([1, 2, -1])),
+])  # fmt: skip
+def test_integers_that_another_type_cannot_hold_are_refused(declared, given):
+    model = parse(f"({declared}[3] x) => (float[3] y) {{ y = Cast <to = 1> (x) }}")
+    with pytest.raises(onnxamp.ArgumentError, match="cannot hold"):
+        onnxamp.diff_models(model, model, {"x": given})
+
+
+def test_a_low_precision_sample_may_hold_nan():
+    model = parse("(float[2] x) => (float[2] y) { y = Neg (x) }")
+    given = np.array([1, np.nan]).astype(ml_dtypes.bfloat16)
+    assert onnxamp.diff_models(model, model, {"x": given}).outputs
+
+
+def test_hidden_files_are_no_samples(tmp_path):
+    np.savez(tmp_path / "1.npz", x=np.ones(2, np.float32))
+    (tmp_path / "._1.npz").write_bytes(b"of another system")
+    model = parse("(float[2] x) => (float[2] y) { y = Neg (x) }")
+    assert onnxamp.diff_models(model, model, tmp_path).samples == 1
+
+
+@pytest.mark.parametrize(("declared", "ends", "expected"), [
+    ("uint8", (-5, 5), range(6)),
+    ("uint8", (250, 300), range(250, 256)),
+    ("int64", (0.5, 2.5), (1, 2)),
+    ("bool", (0, 1), (False, True)),
+])  # fmt: skip
+def test_integers_lie_in_the_stated_range(declared, ends, expected):
+    drawn = in_range(np.random.default_rng(0), np.zeros(4096, declared), ends)
+    assert (drawn.dtype, set(drawn.tolist())) == (np.dtype(declared), set(expected))
+
+
+def test_a_range_without_a_number_of_the_type_is_refused():
+    with pytest.raises(ArgumentError, match=r"No int64 is between 0\.2 and 0\.8"):
+        in_range(np.random.default_rng(0), np.zeros(2, np.int64), (0.2, 0.8))
