@@ -165,9 +165,9 @@ class Constants:
         constant. Of integers, such as the exponents of Pow, only scalars are looked at.
         """
         stats = self.stats(value)
-        if stats is None:
-            return self.scalar(self.source(value))
-        return stats.uniform
+        if stats is not None:
+            return stats.uniform
+        return self.scalar(self.source(value)) if value in self._known else None
 
     def fits(self, value: int, low: Format) -> bool:
         """Return whether low precision holds every number of a small float32 constant exactly; False of large ones."""

@@ -13,6 +13,10 @@ ZEROS = np.concatenate([np.zeros((1, 16)), RNG.standard_normal((3, 16))]).astype
 NUMBERS = """<int64 two = {2}, int64[1] ax = {1}, float tiny = {1e-12}, float one = {1}, float large = {100000}>"""
 FORMS = {
     "an integer exponent": ("q = Pow (x, two) m = ReduceSum (q, ax) r = Sqrt (m) z = Div (x, r)", LARGE),
+    "a contraction of a value with itself": (
+        'm = Einsum <equation = "ij,ij->i"> (x, x) u = Unsqueeze (m, ax) r = Sqrt (u) z = Div (x, r)',
+        LARGE,
+    ),
     "greater or equal": (
         "s = Abs (x) l = GreaterOrEqual (s, tiny) t = Where (l, s, one) z = Div (x, t)",
         ZEROS,
@@ -62,3 +66,16 @@ def test_casts_that_saturate_and_others_are_not_the_same(first: int) -> None:
     )
     left = onnxamp.remove_redundant_casts(model)
     assert len(left.graph.node) == len(model.graph.node)
+
+
+@pytest.mark.parametrize("squares", [
+    "a = ReduceL2 (x, ax) aa = Mul (a, a) b = ReduceL2 (p, ax) bb = Pow (b, two)",
+    "a = Mul (x, x) aa = ReduceSum (a, ax) b = Pow (p, two) bb = ReduceSum (b, ax)",
+])  # fmt: skip
+def test_expanded_distances(squares: str) -> None:
+    text = f"""(float[4,16] x0, float[4,16] p0) => (float[4,4] y) {NUMBERS} {{ x = MatMul (x0, w) p = MatMul (p0, w)
+        {squares} bt = Transpose (bb) s = Add (aa, bt) t = Transpose (p) m = MatMul (x, t) n = Mul (m, double)
+        y = Sub (s, n) }}"""
+    text = text.replace("float one = {1},", "float one = {1}, float double = {2},")
+    plan = onnxamp.plan_model(add_weights(parse(text, 18), {"w": (16, 16)}))
+    assert {row.node for row in plan.rows if row.low and row.op != "initializer"} == {"x", "p"}

@@ -35,9 +35,10 @@ def magnitude(graph: Graph, root: Node) -> set[int]:
 def squared_value(graph: Graph, node: Node) -> int:
     """Return the value that the node squares; ABSENT if it is not a square."""
     values = set(map(graph.passed_on, node.inputs))
+    is_of_one = len(values) == 1 and len(node.inputs) == 2
     is_square = (
         node.key == "ReduceSumSquare"
-        or (node.key == "Mul" and len(values) == 1)
+        or (node.key in ("Mul", "Einsum") and is_of_one)
         or (node.key == "Pow" and graph.constants.uniform(node.input(1)) == 2.0)
     )
     return graph.passed_on(node.inputs[0]) if is_square else ABSENT
@@ -72,10 +73,11 @@ def _variance(graph: Graph, root: Node) -> tuple[set[int], set[int]]:
         node = graph.producer(stack.pop())
         if node is None or node.index in nodes:
             continue
-        if node.key not in walk and node.key != "ReduceSumSquare":
+        adds_squares = node.key in ("ReduceSumSquare", "Einsum")
+        if node.key not in walk and not adds_squares:
             continue
         nodes.add(node.index)
-        if node.key == "ReduceSumSquare":
+        if adds_squares:
             bases |= _squared_by(graph, node)
         elif node.key in reductions:
             square = maker_of(graph, node.input(0))

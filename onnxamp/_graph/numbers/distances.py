@@ -28,6 +28,12 @@ def expanded_distances(graph: Graph) -> Iterator[frozenset[int]]:
         if value != ABSENT:
             squares[value].append({node.index, *makers})
             starts.setdefault(value, []).append(node)
+    for node in graph.nodes_of({"ReduceL2"}):
+        for square, _ in graph.consumers(node.outputs[0]):
+            if _is_square(graph, square):
+                value, moving = _source(graph, node.inputs[0])
+                squares[value].append({node.index, square.index, *moving})
+                starts.setdefault(value, []).append(square)
     if not squares:
         return
     for product in graph.nodes_of(op_facts().contractions - op_facts().reductions):
@@ -49,15 +55,17 @@ def _squared(graph: Graph, reduction: Node) -> tuple[int, list[int]]:
     maker = graph.producer(graph.passed_on(read), "Mul", "Pow")
     if maker is None:
         return ABSENT, []
-    one, other = maker.inputs
-    if maker.key == "Pow":
-        is_square = graph.constants.uniform(other) == 2
-    else:
-        is_square = graph.passed_on(one) == graph.passed_on(other)
-    if not is_square:
+    if not _is_square(graph, maker):
         return ABSENT, []
-    value, moving = _source(graph, one)
+    value, moving = _source(graph, maker.inputs[0])
     return value, [maker.index, *moving]
+
+
+def _is_square(graph: Graph, node: Node) -> bool:
+    """Return whether a node squares its first input."""
+    if node.key == "Pow":
+        return graph.constants.uniform(node.input(1)) == 2
+    return node.key == "Mul" and len(set(map(graph.passed_on, node.inputs))) == 1
 
 
 def _source(graph: Graph, value: int) -> tuple[int, list[int]]:
