@@ -56,12 +56,17 @@ def training_model(model: ModelProto, opset: int = MIN_OPSET) -> TrainingModel:
         if node.key == "Dropout" and (ratio := _ratio(graph, node)):
             masks.append(_write_dropout(graph, node, ratio, writer))
         elif node.key == "BatchNormalization":
-            statistics |= _over_the_batch(graph, node, writer.editor)
+            statistics |= _over_the_batch(graph, node, writer.editor, statistics)
     return TrainingModel(writer.finish(), statistics, tuple(masks))
 
 
-def _over_the_batch(graph: Graph, node: Node, editor: GraphEditor) -> dict[str, str]:
-    """Switch a BatchNormalization to training mode, and return its running statistics with their successors."""
+def _over_the_batch(
+    graph: Graph, node: Node, editor: GraphEditor, earlier: Mapping[str, str]
+) -> dict[str, str]:
+    """Switch a BatchNormalization to training mode, and return its running statistics with their successors.
+
+    One that shares statistics with another continues from their successors, which ``earlier`` has.
+    """
     statistics = (graph.values[value] for value in node.inputs[3:])
     if any(value.origin is not Origin.INITIALIZER for value in statistics):
         raise ModelError(
@@ -72,7 +77,9 @@ def _over_the_batch(graph: Graph, node: Node, editor: GraphEditor) -> dict[str, 
     del proto.output[1:]
     names = (f"{node.label}/{RUNNING}/{name}" for name in ("mean", "variance"))
     proto.output.extend(map(editor.names.fresh, names))
-    return dict(zip(proto.input[3:5], proto.output[1:3], strict=True))
+    stored = [*proto.input[3:5]]
+    proto.input[3:5] = [earlier.get(name, name) for name in stored]
+    return dict(zip(stored, proto.output[1:3], strict=True))
 
 
 def _ratio(graph: Graph, node: Node) -> float:

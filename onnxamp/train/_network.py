@@ -454,10 +454,14 @@ class TrainNetwork:
                 raise ArgumentError(
                     f"The state is that of another network: {name!r} is missing, unknown or of another shape."
                 )
-        self.steps = int(state[STEPS])
-        self.held.hold(
-            {name: np.array(state[name], a.dtype) for name, a in arrays.items()}
-        )
+        try:
+            held = {name: np.array(state[name], a.dtype) for name, a in arrays.items()}
+            steps = int(state[STEPS])
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"The state holds no numbers: {error}.") from error
+        # Nothing changes unless all of it can.
+        self.steps = steps
+        self.held.hold(held)
         self._forget()
         self.scale.load(self.held.items)
 

@@ -668,3 +668,13 @@ def test_integers_lie_in_the_stated_range(declared, ends, expected):
 def test_a_range_without_a_number_of_the_type_is_refused():
     with pytest.raises(ArgumentError, match=r"No int64 is between 0\.2 and 0\.8"):
         in_range(np.random.default_rng(0), np.zeros(2, np.int64), (0.2, 0.8))
+
+
+def test_whole_numbers_in_json_are_floats_where_the_model_takes_floats(tmp_path):
+    """As JavaScript writes 1.0."""
+    (tmp_path / "x.json").write_text('{"x": [1, 2], "n": [3]}')
+    model = parse("(float[2] x, int64[1] n) => (float[2] y) { f = Cast <to = 1> (n) y = Add (x, f) }")
+    assert onnxamp.diff_models(model, model, tmp_path / "x.json").outputs
+    other = parse("(float[2] x, int64[1] n) => (float[2] y) { f = Cast <to = 1> (n) y = Add (x, f) }")
+    with pytest.raises(ArgumentError, match="must be float32, not int64"):
+        onnxamp.diff_models(model, other, {"x": np.array([1, 2]), "n": np.array([3])})

@@ -1,5 +1,6 @@
 """Training: the step's graph, optimizers, loss scaling, levels, checkpoints."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 from gradient_cases import missing_kernels
+from graphs.case import parse
 from onnx import TensorProto, helper, numpy_helper
 from train_nets import Array, conv_net, feeds, make, mlp, network
 
@@ -638,3 +640,45 @@ def test_unnamed_nodes_and_old_opsets() -> None:
     net = build_train_network(model, SGD(), "cross-entropy", "O2")
     assert np.isfinite(net.step(IMAGES).loss)
     assert net.export().opset_import[0].version == 15
+
+
+def test_normalizations_that_share_statistics_update_them_in_turn() -> None:
+    text = """(float[n,4] x) => (float[n,4] y) <float[4] s = {1, 1, 1, 1}, float[4] b = {0, 0, 0, 0},
+        float[4] m = {0, 0, 0, 0}, float[4] v = {1, 1, 1, 1}, float three = {3}> {
+        q = MatMul (x, w) r = BatchNormalization <momentum = 0.9> (q, s, b, m, v) t = Mul (r, three)
+        y = BatchNormalization <momentum = 0.9> (t, s, b, m, v) }"""
+    model = parse(text, 17, ir=9)
+    model.graph.initializer.append(numpy_helper.from_array(np.eye(4, dtype=np.float32), "w"))
+    x = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
+    network = build_train_network(model, SGD(learning_rate=0.0), "MSELoss")
+    network.step({"x": x, "label": x})
+    first = 0.9 + 0.1 * x.var(0)
+    np.testing.assert_allclose(network.state()["v"], 0.9 * first + 0.1 * 9, rtol=1e-3)
+
+
+def test_a_state_that_does_not_fit_changes_nothing() -> None:
+    model = parse("(float[n,4] x) => (float[n,4] y) { y = MatMul (x, w) }", 17, ir=9)
+    model.graph.initializer.append(numpy_helper.from_array(np.eye(4, dtype=np.float32), "w"))
+    network = build_train_network(model, SGD(learning_rate=0.1), "MSELoss")
+    state = network.state()
+    with pytest.raises(onnxamp.ArgumentError, match="holds no numbers"):
+        network.load_state({**state, "train/steps": np.array(5), "w": np.full((4, 4), "a")})
+    assert network.steps == 0
+
+
+@pytest.mark.parametrize(("make", "value"), [
+    (Adam, {"beta1": 1.0}), (Adam, {"beta2": -1.0}), (Adam, {"epsilon": -1.0}), (Momentum, {"momentum": math.nan}),
+])  # fmt: skip
+def test_settings_of_optimizers_are_checked(make: Any, value: dict[str, float]) -> None:
+    with pytest.raises(onnxamp.ArgumentError):
+        make(**value)
+
+
+def test_the_first_step_of_adam_is_the_rate() -> None:
+    """Its corrections cancel the decay of both moments, as near to 1 as that is."""
+    model = parse("(float[n,2] x) => (float[n,2] y) { y = Mul (x, w) }", 17, ir=9)
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(2, np.float32), "w"))
+    optimizer = Adam(learning_rate=0.5, beta2=0.999999, epsilon=0.0)
+    network = build_train_network(model, optimizer, "MSELoss")
+    network.step({"x": np.ones((3, 2), np.float32), "label": np.zeros((3, 2), np.float32)})
+    np.testing.assert_allclose(network.state()["w"], 0.5, rtol=1e-5)

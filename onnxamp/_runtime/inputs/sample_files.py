@@ -30,6 +30,7 @@ from onnxamp._base.errors import ArgumentError, MissingFileError, OutputError
 from onnxamp._base.paths import cannot_read, near_file, reason_of
 from onnxamp._base.signals import when_gone
 from onnxamp._base.temporary import temporary_path
+from onnxamp._runtime.sessions.values import WholeNumbers
 
 if TYPE_CHECKING:
     from onnxamp._runtime.sessions.values import Feed, Feeds
@@ -303,7 +304,7 @@ def _listed(content: Any) -> Array:
             "it is not nested lists of numbers, equally long on each level"
         )
     if array.dtype.kind != "f":
-        return array
+        return array.view(WholeNumbers) if array.dtype.kind in "iu" else array
     with np.errstate(over="ignore"):
         single = array.astype(np.float32)
     return single if np.array_equal(np.isinf(single), np.isinf(array)) else array

@@ -344,12 +344,11 @@ def _checked(name: str, feed: Feed, kind: TypeProto) -> Feed:
         ]
     if kind.WhichOneof("value") != "tensor_type" or not kind.tensor_type.elem_type:
         return feed
-    array = np.asarray(feed)
+    array = np.asanyarray(feed)
     if kind.tensor_type.HasField("shape"):
         check_shape(name, array.shape, kind.tensor_type.shape)
-    return _cast(
-        name, array, helper.tensor_dtype_to_np_dtype(kind.tensor_type.elem_type)
-    )
+    wanted = helper.tensor_dtype_to_np_dtype(kind.tensor_type.elem_type)
+    return np.asarray(_cast(name, array, wanted))
 
 
 def check_shape(name: str, given: tuple[int, ...], declared: TensorShapeProto) -> None:
@@ -398,6 +397,10 @@ def _displaced(order: tuple[int, ...]) -> tuple[int, int]:
     return order[0] != 0, 10 * torn + moved
 
 
+class WholeNumbers(np.ndarray[Any, Any]):
+    """Numbers without fractions from a text, which does not say whether they are integers."""
+
+
 def _cast(name: str, feed: Array, wanted: "np.dtype[Any]") -> Array:
     if feed.dtype == wanted or (feed.dtype.kind in "USO" and wanted.kind == "O"):
         return feed
@@ -406,7 +409,8 @@ def _cast(name: str, feed: Array, wanted: "np.dtype[Any]") -> Array:
     same_kind = any(
         feed.dtype.kind in kinds and wanted.kind in kinds for kinds in _KINDS
     )
-    if not same_kind:
+    is_either = isinstance(feed, WholeNumbers) and wanted.kind in "fV"
+    if not (same_kind or is_either):
         raise ArgumentError(f"Input {name!r} must be {wanted}, not {feed.dtype}.")
     with np.errstate(over="ignore", invalid="ignore"):
         result = feed.astype(wanted)
