@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Final
 
 import click
 
@@ -18,6 +19,7 @@ from onnxamp._cli.common import (
     sampling_arguments,
     show,
     target_of_engine,
+    typed_options,
 )
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
@@ -72,12 +74,21 @@ def _judged_again(limits: Limits, given: Given) -> DiffReport:
         raise ArgumentError(
             "Name two models, or one comparison that --save has written (.json)."
         )
-    runs = (given.layers, given.accept, given.state, given.original, given.provider)
-    if any(runs) or sampling_arguments(given):
+    if typed_options() & _of_runs():
         raise ArgumentError(
             "A saved comparison is judged without running anything: only limits and output options apply to it."
         )
     return apply_limits(load_diff(saved), limits)
+
+
+def _of_runs() -> frozenset[str]:
+    """Return the names of the options that say how models run."""
+    rows = (row.name for row in option_rows() if row.group in _RUNNING)
+    return frozenset(rows) | {"layers", "original"}
+
+
+_RUNNING: Final = ("Inputs and runs", "Validation", "Precision")
+"""Groups of options that have no effect on a saved comparison."""
 
 
 def _run(original: Model, result: Model, limits: Limits, given: Given) -> DiffReport:

@@ -111,11 +111,19 @@ def healed(
             outcome = f"A conversion passes, but is not worth it. {not_worth}"
             cure = replace(cure, outcome=outcome)
         return _with_cure(conversion, cure)
+    raise _hopeless(fault)
+
+
+def _hopeless(fault: str) -> RuntimeFailure:
+    """Return the error about a model that fails in float32 as well.
+
+    Args:
+        fault: why it does not load; "" if it does.
+    """
+    why = "Two runs of the float32 model disagree"
     if fault:
         why = f"The float32 model does not load either ({fault.removesuffix('.')})"
-    else:
-        why = "Two runs of the float32 model disagree"
-    raise RuntimeFailure(
+    return RuntimeFailure(
         f"{why}, so no result can be validated: --no-validate skips the validation."
     )
 

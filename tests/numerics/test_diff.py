@@ -576,3 +576,13 @@ def test_other_types_of_limits_are_refused(wrong):
 def test_limits_that_are_none_are_refused():
     with pytest.raises(ArgumentTypeError, match="limits must be Limits"):
         diff_models(parse(EXP), parse(EXP), limits={"rel_l2": 1})
+
+
+def test_options_of_runs_are_refused_beside_a_saved_comparison(folder):
+    model = parse(EXP)
+    path = saved(model)
+    assert run("diff", path, path, "--save", "d.json").exit_code == 0
+    assert run("diff", "d.json", "--tolerance", "0.1").exit_code == 0
+    for words in (("--metric", "elements"), ("--target", "webgpu"), ("--jobs", "2"), ("--layers",)):
+        done = run("diff", "d.json", *words)
+        assert (done.exit_code, "only limits and output options apply" in done.output) == (2, True), words
