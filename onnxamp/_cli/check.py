@@ -18,6 +18,7 @@ from onnxamp._cli.common import (
     place_of,
     run_options_of,
     show,
+    typed_in,
 )
 from onnxamp._facts.providers import computes_low
 from onnxamp._facts.targets import target_of, targets
@@ -42,6 +43,12 @@ def run(given: Given) -> None:
         builders = [name for name, one in targets().items() if one.builds]
         raise click.UsageError(
             f"--build needs --target {' or '.join(builders)}: no other target builds engines."
+        )
+    running = typed_in("Inputs and runs", "Validation", "Checks")
+    unused = [flag for flag in running if flag not in ("--static", "--target")]
+    if given.static and unused and not given.build:  # an engine is built for inputs
+        raise click.UsageError(
+            f"--static runs nothing, so {', '.join(unused)} would have no effect: drop one or the other."
         )
     if len(given.models) > 1 and (given.html or given.state):
         raise click.UsageError(

@@ -274,6 +274,18 @@ def typed_options() -> frozenset[str]:
     )
 
 
+def typed_in(*groups: str) -> list[str]:
+    """Return the flags of the options of these groups of the help that the command line spells, in its order."""
+    typed = typed_options()
+    return [
+        item.opts[0]
+        for item in click.get_current_context().command.params
+        if item.name in typed
+        and isinstance(item, DataOption)
+        and item.row.group in groups
+    ]
+
+
 def flag_of(name: str) -> str:
     """Return the flag of an option of this command, as in "--save-plan"."""
     options = click.get_current_context().command.params
@@ -355,7 +367,7 @@ def given_prompts(given: Given) -> "SampleSource | None":
     """Return the prompts that ``--prompts`` names; None without it.
 
     Raises:
-        ArgumentError: ``--inputs`` is also given.
+        ArgumentError: the file cannot be read, or ``--inputs`` is also given.
     """
     path = getattr(given, "prompts", None)
     if path is None:
@@ -364,8 +376,10 @@ def given_prompts(given: Given) -> "SampleSource | None":
         raise ArgumentError(
             "--inputs and --prompts both supply inputs: drop one of the two."
         )
-    prompts: SampleSource = extensions("samples")["prompts"].load().Prompts(path)
-    return prompts
+    prompts = extensions("samples")["prompts"].load().Prompts(path)
+    prompts.lines()  # a file that cannot be read is a mistake even where nothing runs
+    source: SampleSource = prompts
+    return source
 
 
 def check_dims(model: Model, given: Given) -> None:

@@ -13,6 +13,7 @@ from onnxamp._base.optional import has_runtime
 from onnxamp._cli.common import (
     Given,
     check_dims,
+    chosen_options,
     in_its_folder,
     keep_outcome,
     limits_in_its_folder,
@@ -106,8 +107,10 @@ def _validation(given: Given, model: Model) -> Validation:
 def _overridden() -> list[str]:
     """Return a warning about options that a plan replaces."""
     typed = typed_options() & {*spelled_fields(), "level"}
-    params = click.get_current_context().command.params
-    given = [item.opts[0] for item in params if item.name in typed]
+    context = click.get_current_context()
+    given = [item.opts[0] for item in context.command.params if item.name in typed]
+    if chosen_options() & {*(context.default_map or ())}:
+        given.append("the options of --preset")
     return [f"The plan overrides {', '.join(given)}."] if given else []
 
 

@@ -19,6 +19,7 @@ from onnxamp._cli.common import (
     sampling_arguments,
     show,
     target_of_engine,
+    typed_in,
     typed_options,
 )
 from onnxamp._model.model import Model
@@ -74,17 +75,11 @@ def _judged_again(limits: Limits, given: Given) -> DiffReport:
         raise ArgumentError(
             "Name two models, or one comparison that --save has written (.json)."
         )
-    if typed_options() & _of_runs():
+    if typed_in(*_RUNNING) or typed_options() & {"layers", "original"}:
         raise ArgumentError(
             "A saved comparison is judged without running anything: only limits and output options apply to it."
         )
     return apply_limits(load_diff(saved), limits)
-
-
-def _of_runs() -> frozenset[str]:
-    """Return the names of the options that say how models run."""
-    rows = (row.name for row in option_rows() if row.group in _RUNNING)
-    return frozenset(rows) | {"layers", "original"}
 
 
 _RUNNING: Final = ("Inputs and runs", "Validation", "Precision")

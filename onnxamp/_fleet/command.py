@@ -33,7 +33,6 @@ from onnxamp._runtime.sessions.starting import active_libraries
 _SINGLE_MODEL: Final = (
     "plan_file",
     "save_plan",
-    "data_names",
     "in_place",
     "expected_error",
 )
@@ -52,6 +51,7 @@ def run(given: Given) -> None:
         conversion=options_of(given),
         external_data=given.external_data,
         shard_bytes=given.shard_bytes,
+        data_names=given.data_names,
         validation=validation_options(given),
         metric=given.metric,
         validate=given.validate,

@@ -43,6 +43,7 @@ class Entry:
         row: the outcome in readable form.
         read: stamps of the files that were read, by path relative to :attr:`ModelJob.home`.
         written: stamps of the files that were written, by their final paths; empty if it failed.
+        page: stamp of its page; None if none was written.
         cured: the options that passed, as JSON, if those of the call did not; None if those passed, or none did.
         may_pass: whether a retry may succeed, because the failure is due to the machine or to a missing file.
         made_with: a hash of everything that determines the result.
@@ -52,6 +53,7 @@ class Entry:
     row: ModelOutcome
     read: Mapping[str, Stamp] = field(default_factory=dict)
     written: Mapping[str, Stamp] = field(default_factory=dict)
+    page: Stamp | None = None
     cured: Mapping[str, Any] | None = None
     may_pass: bool = False
     made_with: str = ""
@@ -62,7 +64,14 @@ class Entry:
         if self.made_with != fingerprint or not self._is_read(job):
             return False
         written = self.written.items()
-        return all(_stamp(job.current(name)) == stamp for name, stamp in written)
+        return all(stamp_of(job.current(name)) == stamp for name, stamp in written)
+
+    def is_paged(self, job: "ModelJob") -> bool:
+        """Return whether the job has its page, or needs none."""
+        if job.page is None or not self.row.has_result:
+            return True
+        # Sharing weights may have changed the result after its page was written, but not what the page says.
+        return self.page is not None and self.page == stamp_of(job.page)
 
     def is_cure(self, job: "ModelJob", fingerprint: str) -> bool:
         """Return whether the options that passed are known and would pass again."""
@@ -85,7 +94,7 @@ class Entry:
         if not self.read.keys() >= {_relative(path, job.home) for path in needed}:
             return False
         read = self.read.items()
-        return all(_stamp(_place(name, job.home)) == stamp for name, stamp in read)
+        return all(stamp_of(_place(name, job.home)) == stamp for name, stamp in read)
 
 
 def remembered(part: Part) -> dict[str, Entry]:
@@ -107,7 +116,7 @@ def stamps(paths: Iterable[Path], folder: Path) -> dict[str, Stamp]:
     """Return the stamp of each file that exists, by path relative to ``folder``."""
     known = dict[str, Stamp]()
     for path in paths:
-        stamp = _stamp(path)
+        stamp = stamp_of(path)
         if stamp is not None:
             known[_relative(path, folder)] = stamp
     return known
@@ -136,7 +145,8 @@ def _relative(path: Path, folder: Path) -> str:
         return path.absolute().as_posix()
 
 
-def _stamp(path: Path) -> Stamp | None:
+def stamp_of(path: Path) -> Stamp | None:
+    """Return the stamp of a file; None if there is none."""
     now = stamp_now(path)
     return None if now is None else (now.size, now.modified)
 
@@ -193,16 +203,6 @@ class ModelJob:
         place = _place(name, self.home)
         waiting = self.staged(place)
         return waiting if waiting.exists() else place
-
-    @property
-    def is_paged(self) -> bool:
-        """Whether no page is requested, or the page of the existing result exists."""
-        page = self.page
-        if page is None:
-            return True
-        if not page.exists():
-            return False
-        return page.stat().st_mtime_ns >= self.result.stat().st_mtime_ns
 
 
 def read_before(job: ModelJob) -> Mapping[str, Stamp]:

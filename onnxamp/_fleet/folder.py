@@ -53,7 +53,7 @@ from onnxamp._runtime.sessions.versions import own_version, runtime_version
 _LOG: Final = logging.getLogger("onnxamp")
 _RUN: Final = ("count", "seed", "dims", "provider")
 """Fields of :class:`RunOptions` that all models of a folder share."""
-_OF_FILES: Final = ("external_data", "shard_bytes")
+_OF_FILES: Final = ("external_data", "shard_bytes", "data_names")
 """Options that do not change any number."""
 SEARCHES: Final = ".onnxamp"
 """Folder among the results for the measurements of level auto."""
@@ -70,6 +70,7 @@ def convert_folder(
     cluster: str | None = None,
     external_data: str = "auto",
     shard_bytes: int | None = None,
+    data_names: str | None = None,
     tolerance: float | None = None,
     metric: str = "auto",
     validate: bool = True,
@@ -103,6 +104,8 @@ def convert_folder(
             must be able to access the folders. None for processes on this machine, without Ray.
         external_data: "auto", "always" or "never".
         shard_bytes: bytes per data file.
+        data_names: "onnx" (``NAME.data``) or "transformers.js" (``NAME_data``, ``NAME_data_1``, ...); None for the
+            names that the software of each model's folder expects.
         tolerance: the largest error to accept. It is the limit of the validation (None for 1e-2 in float16, 5e-2 in
             bfloat16), and the target of level "auto" (1e-2).
         metric: how the validation compares outputs: "auto", "detections" or "elements", see :func:`diff_models`; and
@@ -149,6 +152,7 @@ def convert_folder(
         conversion=Options.of(level, options),
         external_data=external_data,
         shard_bytes=shard_bytes,
+        data_names=data_names,
         validation=Validation(tolerance=tolerance),
         metric=metric,
         validate=validate,
@@ -330,11 +334,11 @@ def _known(
             waiting.append(job)
             continue
         outcome: OutcomeName = "up to date"
-        is_known = entry.is_current(job, prints.result) and job.is_paged
+        print_of_outcome = prints.result
         if entry.row.has_failed:
             outcome = "failed before"
-            is_known = entry.is_current(job, prints.failure)
-        if is_known:
+            print_of_outcome = prints.failure
+        if entry.is_current(job, print_of_outcome) and entry.is_paged(job):
             row = replace(entry.row, outcome=outcome, seconds=0.0)
             known[job.name] = replace(entry, row=row)
         else:

@@ -46,7 +46,7 @@ def write_index(report: FolderReport, path: Path) -> None:
 def _line(row: ModelOutcome, folder: Path) -> Line:
     page = page_of(folder, row.name)
     # A page of a model that could not be converted is that of an earlier result.
-    has_page = page.exists() and bool(row.nodes)
+    has_page = page.exists() and row.has_result
     link = quote(page.relative_to(folder).as_posix()) if has_page else None
     cells = [Cell("" if row.error is None else number(row.error), row.error)]
     if row.has_failed and not row.nodes:

@@ -29,6 +29,7 @@ from onnxamp._fleet.entries import (
     ModelJob,
     Stamp,
     read_before,
+    stamp_of,
     stamps,
     written_by,
 )
@@ -64,6 +65,7 @@ class FolderOptions:
     Attributes:
         conversion: the options of each conversion.
         external_data, shard_bytes: as for :class:`Sink`.
+        data_names: as for :class:`Sink`; None for the names that the software of each model's folder expects.
         validation: how results are validated, if ``validate``; each model adds its own limits, paths and judge.
         metric: how the validation compares outputs, and level auto measures errors.
         validate: compare results with their originals.
@@ -77,6 +79,7 @@ class FolderOptions:
     conversion: Options = field(default_factory=Options)
     external_data: str = "auto"
     shard_bytes: int | None = None
+    data_names: str | None = None
     validation: Validation = field(default_factory=Validation)
     metric: str = "auto"
     validate: bool = True
@@ -166,17 +169,26 @@ def _run(options: FolderOptions, job: ModelJob) -> Entry:
     texts = {one.text for one in unmatched}  # they may match in other models
     warnings = tuple(text for text in row.warnings if text not in texts)
     row = replace(row, warnings=warnings, unmatched=tuple(unmatched))
+    page = None
     if job.page is not None:
         from onnxamp._report.html.conversion import write_conversion  # noqa: PLC0415 - few folders get pages
 
         written = conversion.target
         result = job.result if written == job.target else written
         write_conversion(conversion, outcome.tuned, result, job.page)
+        page = stamp_of(job.page)
     if row.has_failed:
-        return Entry(row=row, read=read)
+        return Entry(row=row, read=read, page=page)
     is_cured = bool(row.healed) and conversion.plan.level != Level.AUTO
     cured = conversion.plan.options.as_json() if is_cured else None
-    return Entry(row=row, read=read, written=written_by(job), cured=cured)
+    written_files = written_by(job)
+    return Entry(row=row, read=read, written=written_files, page=page, cured=cured)
+
+
+def data_names_of(options: FolderOptions, job: ModelJob) -> str:
+    """Return whose names the data files of a job's result get."""
+    usual = "onnx" if job.package is None else job.package.kind.data_names
+    return options.data_names or usual
 
 
 def sink_of(options: FolderOptions, job: ModelJob) -> Sink:
@@ -185,7 +197,7 @@ def sink_of(options: FolderOptions, job: ModelJob) -> Sink:
         target=job.target,
         external_data=options.external_data,
         shard_bytes=options.shard_bytes,
-        data_names="onnx" if job.package is None else job.package.kind.data_names,
+        data_names=data_names_of(options, job),
         stage=None if job.stage is None else job.output,
     )
 

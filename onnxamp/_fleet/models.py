@@ -12,7 +12,7 @@ from onnxamp._fleet.entries import ModelJob
 from onnxamp._fleet.job import FolderOptions
 from onnxamp._fleet.kinds import SAME, Packages, files_below
 from onnxamp._fleet.package import STAGE
-from onnxamp._job.writing import EXTERNAL_DATA
+from onnxamp._job.writing import check_form
 from onnxamp._numerics.limits import make_limits
 from onnxamp._numerics.user_functions import Accept
 from onnxamp._options.values import Level, is_auto
@@ -46,10 +46,9 @@ def check_options(options: FolderOptions) -> None:
         ArgumentError: an option has an impossible value, or cannot be used for a folder.
         ArgumentTypeError: ``accept`` is not a string. RuntimeFailure: CUDA is requested, but cannot be used.
     """
-    if options.external_data not in EXTERNAL_DATA:
-        raise ArgumentError(
-            f"external_data must be 'auto', 'always' or 'never', not {options.external_data!r}."
-        )
+    check_form(
+        options.external_data, options.shard_bytes, options.data_names or "onnx"
+    )
     if options.conversion.rule is not None:
         raise ArgumentError(
             "A rule is a function, which cannot be compared with the rule of an earlier run: use patterns instead."

@@ -73,6 +73,11 @@ class ModelOutcome:
         """Whether there is no result, or one that failed its validation, now or before."""
         return self.outcome in ("failed", "failed before")
 
+    @property
+    def has_result(self) -> bool:
+        """Whether there is a result, even if it failed its validation."""
+        return not self.has_failed or bool(self.nodes)
+
 
 @record
 class Shipped:

@@ -5,7 +5,7 @@ index with a table of them that sorts.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import get_args
+from typing import Final, get_args
 
 from onnxamp._base.words import count
 from onnxamp._decide.verdicts import title_of
@@ -22,6 +22,9 @@ from onnxamp._report.parts import (
     section,
     table,
 )
+
+_UNLOWERED: Final = "nothing lowered"
+"""The outcome of a model whose result is all float32."""
 
 
 def status_of(row: ModelOutcome) -> Status:
@@ -126,7 +129,7 @@ def _drawbacks(row: ModelOutcome) -> Iterator[str]:
 def result_of(row: ModelOutcome) -> str:
     """Return the outcome of a model as the table says it: a result that is all float32 was not converted."""
     is_float32 = row.outcome == "converted" and not row.low
-    return "nothing lowered" if is_float32 else row.outcome
+    return _UNLOWERED if is_float32 else row.outcome
 
 
 def _next_tokens(row: ModelOutcome) -> Iterator[str]:
@@ -186,22 +189,35 @@ def _row(row: ModelOutcome) -> TableRow:
     error = "" if row.error is None else number(row.error)
     seconds = f"{row.seconds:.2f}" if row.seconds else ""
     known = ("",) * 4
-    if not row.has_failed or row.nodes:
+    if row.has_result:
         low = f"{row.low} of {row.nodes}"
         known = (low, f"+{row.casts}", error, size(row.bytes_after))
     return TableRow((row.name, result_of(row), *known, seconds), status_of(row))
 
 
+def _status(report: FolderReport) -> Status:
+    """Return the verdict on a folder: that of the worst model, but no gain only where no model gains."""
+    found = {status_of(row) for row in report.rows}
+    worst = [one for one in (Status.FAILED, Status.UNKNOWN) if one in found]
+    if worst:
+        return worst[0]
+    return Status.NO_GAIN if found == {Status.NO_GAIN} else Status.PASSED
+
+
 def _verdict(report: FolderReport) -> Headline:
-    names = [name for name in get_args(OutcomeName) if report.count(name)]
-    outcomes = ", ".join(f"{report.count(name)} {name}" for name in names)
+    times = Counter(map(result_of, report.rows))
+    names = [
+        name
+        for name in ("converted", _UNLOWERED, *get_args(OutcomeName))
+        if times[name]
+    ]
+    outcomes = ", ".join(f"{times[name]} {name}" for name in dict.fromkeys(names))
     unseen = sum(status_of(row) is Status.UNKNOWN for row in report.rows)
     outcomes += f"; {unseen} not validated" if unseen else ""
     before = sum(row.bytes_before for row in report.rows)
     after = sum(row.bytes_after for row in report.rows)
     processes = count(report.jobs, "process")
     effort = f"Weights {size(before)} → {size(after)}; {report.seconds:.1f} s in {processes}."
-    has_failed = any(row.has_failed for row in report.rows)
     failed = ""
     if report.count("failed before"):
         failed = "These models failed before, and nothing has changed since: --retry tries them again."
@@ -209,7 +225,7 @@ def _verdict(report: FolderReport) -> Headline:
     if losing := sum(bool(row.drawback) for row in report.rows):
         worse = f"Larger than the original, or slower by the estimate: {count(losing, 'result')}, which the notes name."
     return Headline(
-        Status.FAILED if has_failed else Status.PASSED,
+        _status(report),
         f"{count(len(report.rows), 'model')}: {outcomes or 'nothing to do'}.",
         tuple(filter(None, (effort, worse, failed))),
     )

@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto
 from onnxamp._base.paths import is_remote, made_folder
 from onnxamp._facts.dtypes import FLOAT16
 from onnxamp._fleet.entries import Entry, ModelJob
-from onnxamp._fleet.job import FolderOptions, sink_of
+from onnxamp._fleet.job import FolderOptions, data_names_of, sink_of
 from onnxamp._job.writing import Sink
 from onnxamp._model.blobs import PIECE, WeightConverter
 from onnxamp._model.data_files import (
@@ -53,7 +53,7 @@ def share_weights(
 
     Complexity: the weights of models that share a data file are read once, and written once if they differ.
     """
-    for group in _groups(jobs, entries):
+    for group in _groups(jobs, entries, options):
         if not any(_is_new(job, entries[job.name]) for job in group):
             continue
         sinks = {job.name: sink_of(options, job) for job in group}
@@ -92,13 +92,13 @@ def _copied(job: ModelJob, sink: Sink, external: bool) -> int:
 
 
 def _groups(
-    jobs: Iterable[ModelJob], entries: Mapping[str, Entry]
+    jobs: Iterable[ModelJob], entries: Mapping[str, Entry], options: FolderOptions
 ) -> list[list[ModelJob]]:
     """Return the groups of models in one folder on this machine that have results and share data files."""
     by_file: dict[tuple[Path, Path], list[ModelJob]] = {}
     for job in jobs:
-        if job.package is not None and job.package.kind.data_names != "onnx":
-            continue  # the software of such a folder finds a data file by the name of its own model
+        if data_names_of(options, job) != "onnx":
+            continue  # software that gives such names finds a data file by the name of its own model
         if not is_remote(job.source) and not is_remote(job.target):
             entry = entries[job.name]
             # Results may share data files that their originals no longer share.

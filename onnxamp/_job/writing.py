@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from onnxamp._numerics.results import DiffReport
 
 _LOG: Final = logging.getLogger("onnxamp")
-EXTERNAL_DATA: Final = ("auto", "always", "never")
+_EXTERNAL_DATA: Final = ("auto", "always", "never")
 """The choices for data files beside the model: if they are needed, always, or never."""
 
 
@@ -98,6 +98,28 @@ class Conversion(Shown):
     kept_original: bool = False
 
 
+def check_form(external_data: str, shard_bytes: int | None, data_names: str) -> None:
+    """Check the options for the files of a result, which :class:`Sink` describes.
+
+    Raises:
+        ArgumentError: a value is unknown.
+    """
+    if data_names not in (styles := read_table("presets")):
+        raise ArgumentError(
+            f"Unknown data_names {data_names!r}: choose one of {', '.join(styles)}."
+        )
+    if external_data not in _EXTERNAL_DATA:
+        raise ArgumentError(
+            f"external_data must be 'auto', 'always' or 'never', not {external_data!r}."
+        )
+    if shard_bytes is not None and shard_bytes <= 0:
+        raise ArgumentError(f"shard_bytes must be positive, not {shard_bytes!r}.")
+    if shard_bytes is not None and external_data == "never":
+        raise ArgumentError(
+            "shard_bytes splits external data, which external_data='never' rules out: drop one of the two."
+        )
+
+
 @record
 class Sink:
     """Where and how to write a converted model.
@@ -120,22 +142,7 @@ class Sink:
     stage: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.data_names not in (styles := read_table("presets")):
-            raise ArgumentError(
-                f"Unknown data_names {self.data_names!r}: choose one of {', '.join(styles)}."
-            )
-        if self.external_data not in EXTERNAL_DATA:
-            raise ArgumentError(
-                f"external_data must be 'auto', 'always' or 'never', not {self.external_data!r}."
-            )
-        if self.shard_bytes is not None and self.shard_bytes <= 0:
-            raise ArgumentError(
-                f"shard_bytes must be positive, not {self.shard_bytes!r}."
-            )
-        if self.shard_bytes is not None and self.external_data == "never":
-            raise ArgumentError(
-                "shard_bytes splits external data, which external_data='never' rules out: drop one of the two."
-            )
+        check_form(self.external_data, self.shard_bytes, self.data_names)
         if self.target.is_dir():
             raise ArgumentError(
                 f"The output {str(self.target)!r} is a folder: name a file."

@@ -64,8 +64,19 @@ def test_python_has_the_names_too(source: Path, tmp_path: Path) -> None:
         onnxamp.convert_file(source, target, data_names="safetensors", validate=False)
 
 
-def test_folders_keep_their_names(source: Path, tmp_path: Path) -> None:
-    found = run("convert", source.parent, "-o", tmp_path / "out", "--preset", "transformers.js")
-    assert found.exit_code == 2
-    assert "--data-names is for a single model" in found.output
+def test_folders_get_the_names_of_the_preset(source: Path, tmp_path: Path) -> None:
+    options = ("--preset", "transformers.js", "--external-data", "always", "--no-validate")
+    made = run("convert", source.parent, "-o", tmp_path / "out", *options)
+    assert made.exit_code == 0, made.output
+    assert {"model.onnx", "model.onnx_data"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    with pytest.raises(onnxamp.ArgumentError, match="Unknown data_names 'safetensors'"):
+        onnxamp.convert_folder(source.parent, tmp_path / "other", data_names="safetensors")
+    assert not (tmp_path / "other").exists()
     assert "transformers.js" in run("tune", "--help-all").output
+
+
+def test_a_plan_overrides_a_preset(source: Path) -> None:
+    plan = source.with_name("plan.json")
+    assert run("convert", source, "-q", "--no-validate", "--save-plan", plan).exit_code == 0
+    made = run("convert", source, "-q", "--no-validate", "--plan", plan, "--preset", "transformers.js", "--black", "Relu")
+    assert made.stderr == "Warning: The plan overrides --black, the options of --preset.\n"

@@ -595,6 +595,22 @@ def test_pages_are_made_once() -> None:
     assert index_of("pages/index.html") == [("a.onnx", "a.onnx.html"), ("b.onnx", "b.onnx.html")]
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked")
+def test_results_that_failed_get_a_page_when_one_is_asked_for() -> None:
+    models("a.onnx")
+    command = ("convert", "in", "-o", "out", "--no-cure", "--tolerance", 1e-9, "--format", "json")
+
+    def outcome(*options: object) -> str:
+        return json.loads(run(*command, *options).stdout)["report"]["rows"][0]["outcome"]
+
+    assert outcome() == "failed"
+    assert outcome() == "failed before"
+    assert outcome("--html", "pages") == "failed"
+    assert outcome("--html", "pages") == "failed before"
+    assert index_of("pages/index.html") == [("a.onnx", "a.onnx.html")]
+
+
 @pytest.mark.usefixtures("forked")
 def test_a_file_is_the_only_page() -> None:
     """Whoever names a file asks for one page."""

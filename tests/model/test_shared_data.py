@@ -232,6 +232,15 @@ def test_a_folder_of_shared_models(shared: Path, tmp_path_factory: pytest.TempPa
 
 
 @pytest.mark.slow
+def test_sharing_weights_does_not_outdate_pages(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Results are written again for that after their pages."""
+    out = tmp_path_factory.mktemp("out")
+    for outcome in ("converted", "up to date"):
+        report = onnxamp.convert_folder(shared, out, html=out / "pages", validate=False, jobs=1)
+        assert report.count(outcome) == 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_is_converted_in_a_folder_all_others_compute_the_same(tmp_path: Path, seed: int) -> None:
     """Models that share data files in any way are converted over each other, and copied."""
