@@ -1,6 +1,7 @@
 """Walks through exact ops, which hand on what they read."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
@@ -35,3 +36,21 @@ def makers_through_exact(graph: Graph, value: int) -> Iterator[Node]:
             yield maker
             if maker.index in graph.exact:
                 stack += (value for _, value in graph.float_inputs(maker))
+
+
+def moved_from(graph: Graph, value: int) -> tuple[int, list[int]]:
+    """Return the value that data movement brings to another place, as a transposed matrix, and what moves it."""
+    moving = list[int]()
+    while len(moving) < _REACH:
+        maker = graph.producer(value)
+        if maker is None or not (maker.key in _MOVING or maker.index in graph.passing):
+            break
+        moving.append(maker.index)
+        value = maker.inputs[0]
+    return value, moving
+
+
+_MOVING: Final = frozenset(("Transpose", "Unsqueeze", "Squeeze", "Reshape", "Flatten"))
+
+_REACH: Final = 16
+"""Nodes that move one value."""

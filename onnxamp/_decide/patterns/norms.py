@@ -3,6 +3,7 @@
 from onnxamp._decide.patterns.steps import REACH, back_to_reduction, carries_on
 from onnxamp._facts.dtypes import FLOAT
 from onnxamp._facts.ops import op_facts
+from onnxamp._graph.exact_walks import moved_from
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.match import maker_of
 from onnxamp._graph.view import ABSENT, Node
@@ -41,7 +42,20 @@ def squared_value(graph: Graph, node: Node) -> int:
         or (node.key in ("Mul", "Einsum") and is_of_one)
         or (node.key == "Pow" and graph.constants.uniform(node.input(1)) == 2.0)
     )
+    if node.key == "MatMul":
+        return _multiplied_by_itself(graph, node)
     return graph.passed_on(node.inputs[0]) if is_square else ABSENT
+
+
+def _multiplied_by_itself(graph: Graph, product: Node) -> int:
+    """Return the value whose vectors a node multiplies by themselves; ABSENT if it computes other products as well."""
+    shape = graph.shapes[product.outputs[0]]
+    if shape is None or not {*shape[-2:]} <= {1}:
+        return ABSENT
+    one, other = product.inputs
+    source, _ = moved_from(graph, one)
+    is_same = source == moved_from(graph, other)[0]
+    return graph.passed_on(source) if is_same else ABSENT
 
 
 def _squared_by(graph: Graph, node: Node) -> set[int]:
@@ -73,12 +87,13 @@ def _variance(graph: Graph, root: Node) -> tuple[set[int], set[int]]:
         node = graph.producer(stack.pop())
         if node is None or node.index in nodes:
             continue
-        adds_squares = node.key in ("ReduceSumSquare", "Einsum")
-        if node.key not in walk and not adds_squares:
+        adds_squares = node.key in ("ReduceSumSquare", "Einsum", "MatMul")
+        added = _squared_by(graph, node) if adds_squares else set[int]()
+        if node.key not in walk and not added:
             continue
         nodes.add(node.index)
-        if adds_squares:
-            bases |= _squared_by(graph, node)
+        if added:
+            bases |= added
         elif node.key in reductions:
             square = maker_of(graph, node.input(0))
             if square is not None and (squared := _squared_by(graph, square)):

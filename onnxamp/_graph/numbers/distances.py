@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from onnxamp._facts.ops import op_facts
+from onnxamp._graph.exact_walks import moved_from
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 
@@ -31,14 +32,14 @@ def expanded_distances(graph: Graph) -> Iterator[frozenset[int]]:
     for node in graph.nodes_of({"ReduceL2"}):
         for square, _ in graph.consumers(node.outputs[0]):
             if _is_square(graph, square):
-                value, moving = _source(graph, node.inputs[0])
+                value, moving = moved_from(graph, node.inputs[0])
                 squares[value].append({node.index, square.index, *moving})
                 starts.setdefault(value, []).append(square)
     if not squares:
         return
     for product in graph.nodes_of(op_facts().contractions - op_facts().reductions):
         for _, read in graph.float_inputs(product):
-            value, moving = _source(graph, read)
+            value, moving = moved_from(graph, read)
             for nodes, start in zip(
                 squares.get(value, ()), starts.get(value, ()), strict=True
             ):
@@ -51,13 +52,13 @@ def _squared(graph: Graph, reduction: Node) -> tuple[int, list[int]]:
     """Return the value whose squares a node adds up, and the nodes between; ABSENT if it adds up others."""
     read = reduction.inputs[0]
     if reduction.key == "ReduceSumSquare":
-        return _source(graph, read)
+        return moved_from(graph, read)
     maker = graph.producer(graph.passed_on(read), "Mul", "Pow")
     if maker is None:
         return ABSENT, []
     if not _is_square(graph, maker):
         return ABSENT, []
-    value, moving = _source(graph, maker.inputs[0])
+    value, moving = moved_from(graph, maker.inputs[0])
     return value, [maker.index, *moving]
 
 
@@ -66,21 +67,6 @@ def _is_square(graph: Graph, node: Node) -> bool:
     if node.key == "Pow":
         return graph.constants.uniform(node.input(1)) == 2
     return node.key == "Mul" and len(set(map(graph.passed_on, node.inputs))) == 1
-
-
-def _source(graph: Graph, value: int) -> tuple[int, list[int]]:
-    """Return the value that data movement brings to another place, as a transposed matrix, and what moves it."""
-    moving = list[int]()
-    while len(moving) < _REACH:
-        maker = graph.producer(value)
-        if maker is None or not (maker.key in _MOVING or maker.index in graph.passing):
-            break
-        moving.append(maker.index)
-        value = maker.inputs[0]
-    return value, moving
-
-
-_MOVING: Final = frozenset(("Transpose", "Unsqueeze", "Squeeze", "Reshape", "Flatten"))
 
 
 def _joined(graph: Graph, product: Node, square: Node) -> set[int]:
@@ -144,7 +130,7 @@ def _product_nodes(graph: Graph, node: Node | None) -> frozenset[int]:
 def _normalizer_nodes(graph: Graph, value: int) -> frozenset[int]:
     """Return the nodes that divide vectors by their length, and move them; none if the vectors may have any length."""
     facts = op_facts()
-    source, moving = _source(graph, value)
+    source, moving = moved_from(graph, value)
     maker = graph.producer(source)
     if maker is None:
         return frozenset()
