@@ -78,5 +78,6 @@ def test_folders_get_the_names_of_the_preset(source: Path, tmp_path: Path) -> No
 def test_a_plan_overrides_a_preset(source: Path) -> None:
     plan = source.with_name("plan.json")
     assert run("convert", source, "-q", "--no-validate", "--save-plan", plan).exit_code == 0
-    made = run("convert", source, "-q", "--no-validate", "--plan", plan, "--preset", "transformers.js", "--black", "Relu")
+    options = ("--plan", plan, "--preset", "transformers.js", "--black", "Relu")
+    made = run("convert", source, "-q", "--no-validate", *options)
     assert made.stderr == "Warning: The plan overrides --black, the options of --preset.\n"
