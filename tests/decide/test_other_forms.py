@@ -10,7 +10,7 @@ import onnxamp
 RNG = np.random.default_rng(0)
 LARGE = (300 * RNG.standard_normal((4, 16))).astype(np.float32)
 ZEROS = np.concatenate([np.zeros((1, 16)), RNG.standard_normal((3, 16))]).astype(np.float32)
-NUMBERS = """<int64 two = {2}, int64[1] ax = {1}, int64[1] last = {2}, float tiny = {1e-12}, float one = {1},
+NUMBERS = """<int64 two = {2}, int64[1] ax = {1}, int64[1] end = {2}, float tiny = {1e-12}, float one = {1},
     float large = {100000}>"""
 FORMS = {
     "an integer exponent": ("q = Pow (x, two) m = ReduceSum (q, ax) r = Sqrt (m) z = Div (x, r)", LARGE),
@@ -19,8 +19,7 @@ FORMS = {
         LARGE,
     ),
     "a product with itself": (
-        "u = Unsqueeze (x, ax) v = Unsqueeze (x, last) q = MatMul (u, v)"
-        " m = Squeeze (q, last) r = Sqrt (m) z = Div (x, r)",
+        "u = Unsqueeze (x, ax) v = Unsqueeze (x, end) q = MatMul (u, v) m = Squeeze (q, end) r = Sqrt (m) z = Div (x, r)",
         LARGE,
     ),
     "greater or equal": (
