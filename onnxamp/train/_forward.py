@@ -15,6 +15,7 @@ from onnxamp._graph.editor import GraphEditor, set_attribute
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims, symbolic_shapes
 from onnxamp._graph.view import ABSENT, Node, Origin
+from onnxamp._rewrite.passes.freeze import without_inputs
 from onnxamp._rewrite.passes.inline import inline
 from onnxamp._rewrite.passes.upgrade import upgraded
 
@@ -48,6 +49,11 @@ def training_model(model: ModelProto, opset: int = MIN_OPSET) -> TrainingModel:
     """
     if model.functions:
         model, _ = inline(model)
+    # Weights that an exporter lists as inputs, so that callers may override them, are trained as others are.
+    listed = {entry.name for entry in model.graph.input}
+    weights = listed & {tensor.name for tensor in model.graph.initializer}
+    if weights:
+        model = without_inputs(model, weights)
     graph = upgraded(Graph.of(model), opset)
     writer = Writer(GraphEditor(graph))
     statistics: dict[str, str] = {}

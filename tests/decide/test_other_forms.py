@@ -19,7 +19,7 @@ FORMS = {
         LARGE,
     ),
     "a product with itself": (
-        "u = Unsqueeze (x, ax) v = Unsqueeze (x, end) q = MatMul (u, v) m = Squeeze (q, end) r = Sqrt (m) z = Div (x, r)",
+        "u = Unsqueeze (x,ax) v = Unsqueeze (x,end) q = MatMul (u, v) m = Squeeze (q, end) r = Sqrt (m) z = Div (x, r)",
         LARGE,
     ),
     "greater or equal": (

@@ -63,6 +63,19 @@ def test_the_loss_falls_and_the_model_is_read_only() -> None:
     assert net.runs_on in ("CPU", "CUDA")
 
 
+@pytest.mark.parametrize("ir_version", [3, 8])
+def test_weights_that_are_listed_as_inputs_are_trained(ir_version: int) -> None:
+    """Older exporters list all of them; before IR version 4 they had to."""
+    model, plain = mlp(), build_train_network(mlp(), SGD(learning_rate=0.3), "cross-entropy")
+    weights = [(tensor.name, tensor.data_type, tuple(tensor.dims)) for tensor in model.graph.initializer]
+    model.graph.input.extend(helper.make_tensor_value_info(*weight) for weight in weights)
+    model.ir_version = ir_version
+    net = build_train_network(model, SGD(learning_rate=0.3), "cross-entropy")
+    for _ in range(3):
+        assert net.step(feeds()).loss == plain.step(feeds()).loss
+    assert len(net.export().graph.input) == len(model.graph.input)
+
+
 @pytest.mark.parametrize("level", ["O0", "O2"])
 def test_a_step_is_an_ordinary_graph_with_kernels_on_cpu_and_cuda(level: str) -> None:
     net = build_train_network(conv_net(dropout=True), AdamW(clip_norm=1.0, accumulate=2), "cross-entropy", level)

@@ -1,5 +1,6 @@
 """The pass that turns initializers that are also graph inputs into plain weights."""
 
+from collections.abc import Container
 from collections.abc import Set as AbstractSet
 from math import prod
 from typing import Final
@@ -37,10 +38,7 @@ def apply(draft: Draft, options: Options) -> PassResult:
     # Before that IR version, all weights are listed, and none can be overridden.
     if not asked or not frozen or model.ir_version < WEIGHTS_ALONE:
         return PassResult(draft)
-    result = copy_without(model, "input")
-    result.graph.input.extend(
-        entry for entry in model.graph.input if entry.name not in frozen
-    )
+    result = without_inputs(model, frozen)
     if len(frozen) == 1:
         note = "1 initializer was also a graph input and is now only a weight."
     else:
@@ -49,6 +47,16 @@ def apply(draft: Draft, options: Options) -> PassResult:
     if not options.freeze_defaults:
         note += " --keep-overridable lets callers override them as before."
     return PassResult(Draft(result, draft.folder), (note,))
+
+
+def without_inputs(model: ModelProto, names: Container[str]) -> ModelProto:
+    """Return the model without the inputs of these names, which have initializers."""
+    result = copy_without(model, "input")
+    result.ir_version = max(model.ir_version, WEIGHTS_ALONE)
+    result.graph.input.extend(
+        entry for entry in model.graph.input if entry.name not in names
+    )
+    return result
 
 
 def _is_habit(model: ModelProto, inputs: AbstractSet[str]) -> bool:
