@@ -58,8 +58,9 @@ def test_a_watched_step_runs_once_and_changes_no_bit(level: str, boost: str) -> 
     seen = {record.tensor: record for record in checker.steps[1].records}
     assert {"train/loss", "train/norm", "c0", "head.w", watched.plan.successors["head.w"]} <= seen.keys()
     assert not any(record.is_bad for record in seen.values())
-    lowest = {record.dtype for record in seen.values()}
-    assert lowest == ({"float32"} if level == "O0" else {"float32", "float16"})
+    # Adam corrects its moments in float64.
+    types = {record.dtype for record in seen.values()} - {"float64"}
+    assert types == ({"float32"} if level == "O0" else {"float32", "float16"})
 
 
 @pytest.mark.mostly_slow(fast=2)
