@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from onnxamp._model.weights import SENTINEL
 from onnxamp._numerics.differences.blocks import PART, Array, blocks, dot_product
 from onnxamp._numerics.differences.metrics import (
     RELATIVE_FLOOR,
@@ -115,6 +116,10 @@ def compare(name: str, reference: Array, result: Array) -> TensorDiff:
         facts |= dict.fromkeys(_ERRORS, 0.0)
         return TensorDiff(**facts, snr_db=np.inf, cosine=1.0)
     seen = _Extremes(a, b)
+    usual = None if seen.magnitude < SENTINEL else _without_masks(a)
+    magnitude = seen.magnitude
+    if usual is not None:
+        magnitude = _Extremes(a[usual], b[usual]).magnitude
     worst = np.unravel_index(seen.worst, reference.shape)
     facts["worst_index"] = tuple(map(int, worst))
     facts["worst_reference"] = _scalar(reference[worst])
@@ -125,10 +130,44 @@ def compare(name: str, reference: Array, result: Array) -> TensorDiff:
         facts["top5_agreement"] = top_agreement(a, b, width, 5)
     is_float = reference.dtype.kind not in "biuUSO"  # ml_dtypes call themselves "V"
     if is_float and not _is_text(result):
-        facts["vanished"], facts["bad"] = _failures(a, b, seen, reference.shape)
+        facts["vanished"], facts["bad"] = _failures(a, b, magnitude, reference.shape)
         if "logits" in name.lower() and reference.ndim:
             facts["kl_divergence"] = divergence(a, b, reference.shape[-1])
-    return TensorDiff(**facts | _measures(a, b, seen))
+    facts |= _measures(a, b, seen)
+    if usual is not None:
+        facts |= _judged_apart(a, b, usual)
+    return TensorDiff(**facts)
+
+
+def _without_masks(a: Array) -> npt.NDArray[np.bool_]:
+    """Return which elements are no sentinels, as masks leave them."""
+    parts = [
+        (np.abs(part) < SENTINEL) | ~np.isfinite(part)
+        for part, _ in blocks(a, a, PART)
+    ]
+    return np.concatenate(parts)
+
+
+def _judged_apart(
+    a: Array, b: Array, usual: npt.NDArray[np.bool_]
+) -> dict[str, float]:
+    """Return the metrics that are relative to a norm, which sentinels would hide: the worse ones of sentinels, and of
+    all others.
+    """
+    parts = [
+        _measures(one, other, _Extremes(one, other))
+        for one, other in ((a[usual], b[usual]), (a[~usual], b[~usual]))
+        if one.size
+    ]
+    rel_l2 = max(part["rel_l2"] for part in parts)
+    cosines = [part["cosine"] for part in parts if not np.isnan(part["cosine"])]
+    return {
+        "rel_l2": rel_l2,
+        "typical_rel_l2": rel_l2,
+        "snr_db": decibels(rel_l2),
+        "max_rel": max(part["max_rel"] for part in parts),
+        "cosine": min(cosines, default=np.nan),
+    }
 
 
 _ERRORS: Final = (
@@ -284,13 +323,16 @@ def _relative(errors: Array, magnitude: Array) -> float:
 
 
 def _failures(
-    a: Array, b: Array, seen: _Extremes, shape: tuple[int, ...]
+    a: Array, b: Array, magnitude: float, shape: tuple[int, ...]
 ) -> tuple[int, Bad | None]:
-    """Return the number of vanished elements, and the first element that fails: NaN before Inf before vanished."""
+    """Return the number of vanished elements, and the first element that fails: NaN before Inf before vanished.
+
+    Those vanish that are not small beside a ``magnitude``.
+    """
     counts = dict.fromkeys(("NaN", "Inf", "zero"), 0)
     first = dict[str, int]()
     start = 0
-    limit = VANISHED_ABOVE * seen.magnitude
+    limit = VANISHED_ABOVE * magnitude
     for one, other in blocks(a, b, PART):
         finite = np.isfinite(one)
         masks = (

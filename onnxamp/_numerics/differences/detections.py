@@ -235,7 +235,8 @@ class Detections:
         error: the largest error of a row, relative to the largest score. That of a match is the difference of its
             scores, or a fifth of 1 - overlap times the score: 0.95, the strictest overlap that COCO's evaluation asks
             for, is an error of 1 %. That of a row without one is how far its score lies above the
-            lowest one that was selected: by so much the result must be wrong to leave it out.
+            lowest one that was selected: by so much the result must be wrong to leave it out. If no row of an image has
+            a match, it is the score itself.
     """
 
     outputs: tuple[str, ...]
@@ -410,12 +411,27 @@ def _image(
 def _excess(missing: Array, mine: Array, others: Array) -> Array:
     """Return how far scores of rows that the other side lacks lie above the lowest that was selected there.
 
-    Rows that pad a list to a fixed length have the score 0 and mean nothing. If the number of rows depends on a
-    threshold, no score of either side is below it.
+    If the number of rows depends on a threshold, no score of either side is below it. If none of the rows has a match,
+    their boxes or labels are wrong rather than their order, and each counts in full.
     """
+    missing = missing[_mean_something(missing)]
     known = others if len(mine) == len(others) else np.concatenate([mine, others])
-    lowest = known[known > 0].min(initial=np.inf)
-    return np.maximum(missing - lowest, 0) if np.isfinite(lowest) else np.abs(missing)
+    known = known[_mean_something(known)]
+    listed = np.count_nonzero(_mean_something(mine))
+    if not known.size or missing.size == listed:
+        return np.abs(missing)
+    return np.maximum(missing - known.min(), 0)
+
+
+def _mean_something(scores: Array) -> npt.NDArray[np.bool_]:
+    """Return which rows do not only pad a list to a fixed length: those have the score 0, or a negative one such as -1
+    beside positive ones.
+    """
+    negative = scores < 0
+    pads = scores == 0
+    if (scores > 0).any() and len(np.unique(scores[negative])) == 1:
+        pads |= negative
+    return ~pads
 
 
 def _matches(

@@ -33,6 +33,9 @@ _NOISE: Final = 2.0**-24
 imaginary part of a spectrum at its last frequency.
 """
 
+_FILL: Final = 1e3
+"""The smallest number that is taken for one that fills gaps: shares of 1 and clipped numbers are smaller."""
+
 _LEAST: Final = 16
 """Elements of a group that is judged: few numbers may be small by chance."""
 
@@ -75,6 +78,8 @@ class Group:
     error_energy: float
     first: Index = ()
     """The first of its elements."""
+    is_fill: bool = False
+    """Whether it is one large number again and again, as a mask is filled with."""
 
     @property
     def magnitude(self) -> float:
@@ -97,6 +102,7 @@ class Group:
             reference_energy=self.reference_energy + other.reference_energy,
             error_energy=self.error_energy + other.error_energy,
             first=self.first,
+            is_fill=self.is_fill and other.is_fill,
         )
 
     def starting(self, at: int, shape: Sequence[int]) -> "Group":
@@ -125,8 +131,11 @@ def hidden_groups(groups: Iterable[Group]) -> Iterator[Group]:
     """Yield the groups that are judged, because the norm of the whole hides them."""
     for along in united(groups):
         largest = along[-1].magnitude
+        # A number that fills gaps takes no part in the sums that leave noise.
+        summed = next((one for one in reversed(along) if not one.is_fill), along[-1])
+        least = _NOISE * summed.magnitude
         for group in along[:-1]:
-            is_hidden = _NOISE * largest < group.magnitude <= _APART * largest
+            is_hidden = least < group.magnitude <= _APART * largest
             if is_hidden and group.elements >= _LEAST:
                 yield group
 
@@ -176,8 +185,11 @@ def groups_of(reference: Array, result: Array) -> tuple[Group, ...]:
         for group in sums.groups(axis, exponents):
             at = int(np.argmax(_is_in(group, exponents)))
             found.append(group.starting(at * step, reference.shape))
-    for group in numbers.groups(_ELEMENTS, np.arange(_EXPONENTS)):
+    of_numbers = numbers.groups(_ELEMENTS, np.arange(_EXPONENTS))
+    for group in of_numbers:
         found.append(group.starting(_first_of(group, a, b), reference.shape))
+    if len(of_numbers) > 1 and _is_fill(of_numbers[-1], a, b):
+        found[-1] = replace(found[-1], is_fill=True)
     return tuple(found)
 
 
@@ -263,6 +275,19 @@ def _is_in(group: Group, exponents: Array) -> Array:
     """Return which of some magnitudes belong to a group."""
     inside: Array = (exponents >= group.low) & (exponents <= group.high)
     return inside
+
+
+def _is_fill(group: Group, a: Array, b: Array) -> bool:
+    """Return whether all numbers of a group are the same large one."""
+    if group.magnitude < _FILL:
+        return False
+    ends = set[float]()
+    for _, one, other in _chunks(a, b):
+        squares = _energies(one, other)[0]
+        inside = squares[_is_in(group, _exponents(np.sqrt(squares)))]
+        if inside.size:
+            ends |= {float(inside.min()), float(inside.max())}
+    return len(ends) == 1
 
 
 def _first_of(group: Group, a: Array, b: Array) -> int:

@@ -198,8 +198,10 @@ class TensorDiff:
                             an overflow that was divided away or a scale that was flushed
     ======================  ================================================================================
 
-    Maxima and norms of *a* are over finite elements. Integers and booleans count as numbers, but do not vanish. For
-    strings *e* is 0 or 1. If the shapes differ, all errors are infinite; for empty tensors all are 0.
+    Maxima and norms of *a* are over finite elements. Where abs(*a*) >= 1e30, as in masks, elements are compared apart:
+    what is relative to a norm or to the largest number is the worse of theirs and of all others'. Integers and booleans
+    count as numbers, but do not vanish. For strings *e* is 0 or 1. If the shapes differ, all errors are infinite; for
+    empty tensors all are 0.
 
     Over several samples (:func:`onnxamp._numerics.differences.merge.merge`) maxima, ratios and the cosine are those
     of the worst sample, means and shares are over all elements or rows, and counts add up.
