@@ -68,7 +68,7 @@ def _judged_again(limits: Limits, given: Given) -> DiffReport:
     """Return a saved comparison with other limits.
 
     Raises:
-        ArgumentError: the file is no comparison, or an option asks for a run.
+        ArgumentError: the file is no comparison, an option asks for a run, or a limit names no output.
     """
     saved: Path = given.reference
     if saved.suffix != ".json":
@@ -79,7 +79,9 @@ def _judged_again(limits: Limits, given: Given) -> DiffReport:
         raise ArgumentError(
             "A saved comparison is judged without running anything: only limits and output options apply to it."
         )
-    return apply_limits(load_diff(saved), limits)
+    report = load_diff(saved)
+    limits.check(output.name for output in report.outputs)
+    return apply_limits(report, replace(limits, coarse=report.coarse))
 
 
 _RUNNING: Final = ("Inputs and runs", "Validation", "Precision")

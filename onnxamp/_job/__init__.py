@@ -129,6 +129,13 @@ class Request:
         return self.options.level == Level.AUTO and self.plan is None
 
     @property
+    def tuned_by(self) -> "MetricLike | None":
+        """The metric of the measurements that decide; None if none do."""
+        if not self.is_tuned:
+            return None
+        return "auto" if self.search is None else self.search.metric
+
+    @property
     def is_rounded(self) -> bool:
         """Whether weights may be rounded on samples. A plan may have been made for other than random samples."""
         return self.options.may_compensate and (

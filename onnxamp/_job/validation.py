@@ -24,7 +24,7 @@ from onnxamp._job.writing import Conversion, Sink, staged_conversion
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes
 from onnxamp._numerics.comparison import Comparison
-from onnxamp._numerics.differences.metrics import TOLERANCES
+from onnxamp._numerics.differences.metrics import TOLERANCES, relative_l2
 from onnxamp._numerics.limits import Limits, make_limits
 from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._numerics.results import DiffReport
@@ -45,22 +45,26 @@ _MARGIN: Final = 0.2
 """Share of the default limits that is reserved for unseen inputs, if errors are random."""
 
 
-def limits_of(validation: Validation, dtype: str, *, is_tuned: bool) -> Limits:
+def limits_of(
+    validation: Validation, dtype: str, *, tuned_by: object = None
+) -> Limits:
     """Return the limits that a validation sets for results in a low-precision type.
 
     Args:
         validation: how results are validated.
         dtype: the low-precision type.
-        is_tuned: whether the model was tuned to the tolerance; the default limit is accepted as well then.
+        tuned_by: the metric of the tolerance to which the model was tuned; the default limit is accepted as well then.
+            None if it was not.
 
     Raises:
         ArgumentError: no result can meet the tolerance.
     """
     tolerance = validation.tolerance
     accept = validation.accept
-    if is_tuned:
+    if tuned_by is not None:
         tuned_to = TOLERANCE if tolerance is None else tolerance
-        return Limits(tolerance=max(tuned_to, TOLERANCES[dtype]), accept=accept)
+        largest = max(relative_l2(tuned_by, tuned_to), TOLERANCES[dtype])
+        return Limits(tolerance=largest, accept=accept)
     if tolerance is None:
         return Limits(margin=_MARGIN, accept=accept, otherwise=validation.limits)
     asked = make_limits({"rel_l2": tolerance})  # checks it
@@ -100,7 +104,7 @@ def comparison_for(request: Request, validation: Validation, run: Run) -> Compar
     return Comparison.of(
         reference_of(request.model, options),
         run,
-        limits_of(validation, options.dtype, is_tuned=request.is_tuned),
+        limits_of(validation, options.dtype, tuned_by=request.tuned_by),
         metric=validation.metric,
         target=options.target,
         draw=draw,

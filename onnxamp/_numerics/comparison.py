@@ -335,6 +335,11 @@ class Comparison:
         activity = "comparing with the original"
         quantized = anew.compare(self.reference.model, layers=False, activity=activity)
         low = anew.compare(result, layers=False, activity=activity)
+        for found in (quantized, low):
+            if not found.was_compared:
+                why = found.skipped or found.failure
+                text = f"The original could not be compared with: {why}"
+                return replace(report, original=original.label, skipped=text)
         errors = {diff.name: diff.rel_l2 for diff in low.outputs if diff.is_float}
         costs = (
             Cost(diff.name, diff.rel_l2, errors[diff.name])

@@ -24,11 +24,7 @@ _EXPLAINED: Final = 0.5
 
 
 def apply_limits(report: DiffReport, limits: Limits) -> DiffReport:
-    """Return a comparison judged by these limits. Measurements stay; earlier verdicts, warnings and remedies go.
-
-    Raises:
-        ArgumentError: there is a limit for an output that does not exist.
-    """
+    """Return a comparison judged by these limits. Measurements stay; earlier verdicts, warnings and remedies go."""
     judgements = limits.judge(
         report.outputs,
         report.lowest,

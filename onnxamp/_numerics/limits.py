@@ -125,6 +125,11 @@ class Limits:
         return replace(self.beyond, of={}, otherwise={}, tolerance=inf)
 
     @property
+    def allows_any_number(self) -> bool:
+        """Whether only NaN and Inf fail."""
+        return self.tolerance == inf
+
+    @property
     def scatter(self) -> float:
         """By what factor a single one of further random samples may exceed the limit."""
         return WIDER if self.asked else SCATTER
@@ -151,13 +156,9 @@ class Limits:
             noise: the error of float32 itself on the device, if known.
             drawn: whether errors are random.
             redrawn: whether there are more random samples than usual, because errors were close to the limit.
-
-        Raises:
-            ArgumentError: there is a limit for an output that does not exist.
         """
-        self.check(diff.name.partition("[")[0] for diff in outputs)
         tolerance = self._tolerance(lowest, noise)
-        if tolerance == inf:
+        if self.allows_any_number:
             return ()
         least = min(tolerance, self._tolerance("float32", noise))
         judgements = list[Judgement]()
@@ -196,9 +197,11 @@ class Limits:
             ArgumentError: there is such a limit.
         """
         names = set(outputs)
+        elements = {name.partition("[")[0] for name in names}
         for metric, limits in self.of.items():
             for name in limits:
-                if name and name.partition("[")[0] not in names:
+                known_by = {name, name.partition("[")[0]}
+                if name and known_by.isdisjoint(names | elements):
                     known = ", ".join(sorted(names))
                     text = f"The limit for {metric} names {name!r}; the outputs are {known}."
                     raise ArgumentError(text + suggestion(names, name))

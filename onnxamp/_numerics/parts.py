@@ -93,8 +93,15 @@ def steady(
             yield one
             continue
         noise = groups_of(*outputs)
-        pairs = zip(one.groups, noise, strict=True)
-        sure = (group for group, other in pairs if other.error(one.floor) < _STEADY)
+        sure = (
+            group
+            for group in one.groups
+            if all(
+                other.error(one.floor) < _STEADY
+                for other in noise
+                if other.overlaps(group)
+            )
+        )
         yield replace(one, groups=tuple(sure))
 
 

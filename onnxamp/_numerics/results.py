@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Final
 
 from onnxamp._base.public import Shown
@@ -173,8 +174,8 @@ class Cost:
 
     @property
     def passed(self) -> bool:
-        """Whether low precision adds little to the error of quantization."""
-        return self.result <= self.limit
+        """Whether low precision adds little to the error of quantization, which is known."""
+        return isfinite(self.quantized) and self.result <= self.limit
 
 
 @record
@@ -253,6 +254,8 @@ class DiffReport(Shown):
     """
     redrawn: bool = False
     """Whether more random samples than usual were compared, because errors are close to their limits."""
+    coarse: float | None = None
+    """What the default limit allows because the reference rounds values to integers; None if it was not measured."""
     loaded: str = ""
     """The runtime that opened the file of the result with its default options ("ONNX Runtime 1.31.1 on CUDA"), without
     a provider if it is not that of the target; "" if nothing did.

@@ -115,14 +115,10 @@ def _clearer(joined: PartError | None, group: PartError | None) -> PartError | N
 def finished(report: DiffReport, tally: Tally, limits: Limits) -> DiffReport:
     """Return the report with the measurements of all samples, judged by the limits."""
     outputs = tuple(tally.merged())
-    alarms = [
-        *tally.alarms,
-        *(
-            f"Output {d.name!r}: {d.alarm}"
-            for d in outputs
-            if d.alarm and not size_only(d)
-        ),
-    ]
+    broken = [diff for diff in outputs if diff.alarm and not size_only(diff)]
+    if limits.allows_any_number:
+        broken = [diff for diff in broken if not diff.has_vanished]
+    alarms = [*tally.alarms, *(f"Output {d.name!r}: {d.alarm}" for d in broken)]
     rows = tuple(sorted(tally.layers.values(), key=lambda row: row.position))
     floats = [diff for diff in outputs if diff.is_float and diff.size]
     spoiled = [(diff, diff.reference_nan + diff.reference_inf) for diff in floats]
@@ -140,13 +136,16 @@ def finished(report: DiffReport, tally: Tally, limits: Limits) -> DiffReport:
         tokens=tuple(tally.tokens.values()),
         perplexity=tally.perplexity,
         choices=tuple(tally.choices.values()),
+        coarse=limits.coarse,
     )
     if limits.coarse and report.lowest != "float32":
         notes.append(COARSE.format(limits.coarse))
     report = apply_limits(
         replace(report, notes=(*report.notes, *notes, *tally.notes)), limits
     )
-    if floats and all(count == diff.size for diff, count in spoiled):
+    others = [diff for diff in outputs if diff.size and not diff.is_float]
+    are_spoiled = bool(floats) and all(count == diff.size for diff, count in spoiled)
+    if are_spoiled and not others and report.failure is None:
         text = "The reference's outputs are NaN or infinite throughout: there is nothing valid to compare with."
         return replace(report, skipped=" ".join([text, *tally.notes]))
     if (

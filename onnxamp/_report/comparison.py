@@ -85,7 +85,7 @@ def status_of(diff: DiffReport | None) -> Status:
         return Status.UNKNOWN
     if not diff.passed:
         return Status.FAILED
-    if diff.unopened:
+    if diff.unopened or says_nothing(diff):
         return Status.UNKNOWN
     return Status.INEXACT if diff.warnings or diff.disabled else Status.PASSED
 
@@ -94,7 +94,9 @@ def diff_verdict(diff: DiffReport) -> Headline:
     """Return the verdict on a comparison, with the first bad value."""
     status = status_of(diff)
     sentence = {
-        Status.UNKNOWN: "The models were not compared.",
+        Status.UNKNOWN: "The models were not compared."
+        if diff.skipped
+        else f"Nothing is known: {outputs_match(diff)} the reference.",
         Status.FAILED: f"The models differ{'' if diff.failure else ' by more than the limits allow'}.",
         Status.INEXACT: "The models agree, but less closely than usual.",
         Status.PASSED: f"The models agree: {outputs_match(diff)} the reference{beyond_usual(diff)}.",
@@ -136,6 +138,8 @@ def outputs_match(diff: DiffReport) -> str:
     """Return the start of a clause: ``all 3 outputs match``. Outputs without a number to compare are not counted."""
     every = len(diff.outputs)
     compared = sum(not _is_blank(output) for output in diff.outputs)
+    if not compared:
+        return "no output holds numbers to compare with"
     if compared < every:
         subject = f"the {compared:,} of {every:,} outputs that contain numbers match"
         if compared == 1:
@@ -146,9 +150,14 @@ def outputs_match(diff: DiffReport) -> str:
     return f"{'both' if every == 2 else f'all {every:,}'} outputs match"
 
 
+def says_nothing(diff: DiffReport) -> bool:
+    """Return whether no output holds a number to compare."""
+    return bool(diff.outputs) and all(map(_is_blank, diff.outputs))
+
+
 def _is_blank(output: TensorDiff) -> bool:
-    """Return whether the reference is NaN or infinite throughout, so that agreement means nothing."""
-    return 0 < output.size == output.reference_nan + output.reference_inf
+    """Return whether the reference is empty, or NaN or infinite throughout, so that agreement means nothing."""
+    return output.size == output.reference_nan + output.reference_inf
 
 
 def where_it_ran(ran: DiffReport | RunCheck | None) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from onnxamp._report.comparison import (
     not_run,
     outputs_match,
     range_figures,
+    says_nothing,
     status_of,
     steps_of,
     where_it_ran,
@@ -294,7 +295,9 @@ def _verdict(conversion: Conversion, validation: DiffReport | None) -> Headline:
         why = (*why, "The result was not compared with the original.")
         return Headline(status, f"{head}; not validated.", why)
     unknown = "not validated"
-    if validation.unopened and validation.passed:
+    if says_nothing(validation) and validation.passed:
+        unknown = f"{outputs_match(validation)} the original"
+    elif validation.unopened and validation.passed:
         unknown = f"{outputs_match(validation)} the original, but neither loads"
     matches = f"{outputs_match(validation)} the original"
     over = beyond_usual(validation)

@@ -141,7 +141,7 @@ def cure_conversion(
         misses = f": trials{kept} miss the limits as well" if is_tried else ""
         text = f"No fix was found{when}{misses}. {advice}".rstrip()
         return Cure("", nodes, text, confirmed=False, trials=search.trials)
-    nodes = search.fewer(nodes)
+    report, nodes = search.fewer(report, nodes)
     worst = max((diff.rel_l2 for diff in report.outputs if diff.is_float), default=0.0)
     if not nodes and not tried:
         device = recipe.options.target
@@ -233,20 +233,25 @@ class _Search:
             report = self.compare(nodes, layers=None)
         return report, nodes
 
-    def fewer(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
-        """Return fewer nodes that are enough: halves of them are left out, then quarters, and so on."""
+    def fewer(
+        self, passing: DiffReport, nodes: tuple[str, ...]
+    ) -> tuple[DiffReport, tuple[str, ...]]:
+        """Return fewer nodes that are enough, with the comparison that passes: halves of them are left out, then
+        quarters, and so on.
+        """
         size = len(nodes) // 2
         while size and self.goes_on(TRIALS + _MORE):
             for start in range(0, len(nodes), size):
                 rest = nodes[:start] + nodes[start + size :]
                 report = self.compare(rest, layers=False)
                 if report is not None and report.passed:
+                    passing = report
                     nodes = rest
                     break
                 if not self.goes_on(TRIALS + _MORE):
-                    return nodes
+                    return passing, nodes
             size = min(size // 2, len(nodes) // 2)
-        return nodes
+        return passing, nodes
 
 
 class OutOfTime(Exception):  # noqa: N818 - nothing went wrong

@@ -16,7 +16,7 @@ import numpy as np
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError, suggestion
 from onnxamp._base.records import record
 from onnxamp._numerics.differences.detections import compare_matched
-from onnxamp._numerics.differences.metrics import TensorDiff
+from onnxamp._numerics.differences.metrics import TensorDiff, relative_l2
 from onnxamp._numerics.user_functions import Accept, called, imported, name_of
 from onnxamp._runtime.engines import Outputs
 
@@ -136,7 +136,7 @@ def make_metric(
             name = "detections" if selected else "rel-l2"
         measure = _of_outputs(name, selected)
     # An SNR of s dB is a relative L2 error of 10^(-s/20).
-    largest = 10 ** (-tolerance / 20) if name == "snr" else tolerance
+    largest = relative_l2(name, tolerance) if name == "snr" else tolerance
     return Metric(
         name=name,
         tolerance=largest,

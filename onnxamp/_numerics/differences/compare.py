@@ -124,18 +124,21 @@ def compare(name: str, reference: Array, result: Array) -> TensorDiff:
     facts["worst_index"] = tuple(map(int, worst))
     facts["worst_reference"] = _scalar(reference[worst])
     facts["worst_result"] = _scalar(result[worst])
-    if not _is_text(reference) and reference.ndim:
+    if _may_rank(reference) and reference.ndim:
         width = reference.shape[-1]
         facts["argmax_agreement"] = top_agreement(a, b, width, 1)
         facts["top5_agreement"] = top_agreement(a, b, width, 5)
     is_float = reference.dtype.kind not in "biuUSO"  # ml_dtypes call themselves "V"
     if is_float and not _is_text(result):
         facts["vanished"], facts["bad"] = _failures(a, b, magnitude, reference.shape)
-        if "logits" in name.lower() and reference.ndim:
+        if "logits" in name.lower() and reference.ndim and reference.shape[-1] > 1:
             facts["kl_divergence"] = divergence(a, b, reference.shape[-1])
     facts |= _measures(a, b, seen)
     if usual is not None:
         facts |= _judged_apart(a, b, usual)
+    if {a.dtype.kind, b.dtype.kind} <= {"b", "i", "u"}:
+        # Beyond 2^53, float64 does not tell integers apart.
+        facts["differing"] = np.count_nonzero(a != b) / a.size
     return TensorDiff(**facts)
 
 
@@ -183,6 +186,14 @@ _ERRORS: Final = (
 
 def _is_text(x: Array) -> bool:
     return x.dtype.kind in "USO"
+
+
+def _may_rank(x: Array) -> bool:
+    """Return whether numbers may be scores: floats, or those of a byte, which are quantized; others are labels."""
+    return not _is_text(x) and (x.dtype.kind not in "biu" or x.dtype in _BYTES)
+
+
+_BYTES: Final = (np.dtype(np.int8), np.dtype(np.uint8))
 
 
 def _dtype_name(x: Array) -> str:
@@ -322,6 +333,16 @@ def _relative(errors: Array, magnitude: Array) -> float:
     return float(ratios.max())
 
 
+def _is_mask(a: Array) -> bool:
+    """Return whether a tensor holds zeros and one other number."""
+    numbers = set[float]()
+    for part, _ in blocks(a, a, PART):
+        largest = float(part.max())
+        least = float(part.min(where=part != 0, initial=largest))
+        numbers |= {float(part.min()), least, largest}
+    return 0.0 in numbers and len(numbers) == 2
+
+
 def _failures(
     a: Array, b: Array, magnitude: float, shape: tuple[int, ...]
 ) -> tuple[int, Bad | None]:
@@ -346,6 +367,8 @@ def _failures(
             if count:
                 first.setdefault(kind, start + int(np.argmax(mask)))
         start += one.size
+    if counts["zero"] and _is_mask(a):
+        counts["zero"] = 0  # a choice that differs, which errors count
     worst = next((kind for kind in counts if counts[kind]), None)
     if worst is None:
         return 0, None

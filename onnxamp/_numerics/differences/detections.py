@@ -419,8 +419,8 @@ def _excess(missing: Array, mine: Array, others: Array) -> Array:
     known = known[_mean_something(known)]
     listed = np.count_nonzero(_mean_something(mine))
     if not known.size or missing.size == listed:
-        return np.abs(missing)
-    return np.maximum(missing - known.min(), 0)
+        return np.asarray(np.abs(missing))
+    return np.asarray(np.maximum(missing - known.min(), 0))
 
 
 def _mean_something(scores: Array) -> npt.NDArray[np.bool_]:
@@ -431,7 +431,7 @@ def _mean_something(scores: Array) -> npt.NDArray[np.bool_]:
     pads = scores == 0
     if (scores > 0).any() and len(np.unique(scores[negative])) == 1:
         pads |= negative
-    return ~pads
+    return np.asarray(~pads)
 
 
 def _matches(

@@ -105,6 +105,11 @@ class Group:
             is_fill=self.is_fill and other.is_fill,
         )
 
+    def overlaps(self, other: "Group") -> bool:
+        """Return whether both are along one axis and have magnitudes in common."""
+        is_along = self.axis == other.axis
+        return is_along and self.low <= other.high and other.low <= self.high
+
     def starting(self, at: int, shape: Sequence[int]) -> "Group":
         """Return the group with the flat index of its first element in a tensor."""
         return replace(self, first=tuple(map(int, np.unravel_index(at, shape))))

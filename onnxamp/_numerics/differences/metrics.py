@@ -88,6 +88,17 @@ def decibels(relative_l2: float) -> float:
     return -20 * log10(relative_l2) if isfinite(relative_l2) else -inf
 
 
+def relative_l2(metric: object, tolerance: float) -> float:
+    """Return the relative L2 error that belongs to the tolerance of a metric of level auto.
+
+    For metrics that have nothing to do with it, that is the tolerance itself.
+    """
+    if metric == "snr":
+        return float(10 ** (-tolerance / 20))
+    # The cosine of a vector and one that is off by a small share e, at a right angle, is about 1 - e² / 2.
+    return sqrt(2 * tolerance) if metric == "cosine" else tolerance
+
+
 @record(kw_only=True)
 class Sums:
     """The quantities from which all metrics of a result *f* and its reference *r* derive: the one place that defines
@@ -222,9 +233,9 @@ class TensorDiff:
     snr_db: float
     cosine: float
     argmax_agreement: float | None = None
-    """None for scalars, for strings, and if the last axis has fewer than two elements."""
+    """None for scalars, strings and integers of more than a byte, and if the last axis has fewer than two elements."""
     top5_agreement: float | None = None
-    """None for scalars, for strings, and if the last axis has fewer than ten elements."""
+    """None for the same, and if the last axis has fewer than ten elements."""
     differing: float = 0.0
     reference_nan: int = 0
     result_nan: int = 0
@@ -257,6 +268,12 @@ class TensorDiff:
     def part_rel_l2(self) -> float | None:
         """The error of the worst part."""
         return None if self.part is None else self.part.rel_l2
+
+    @property
+    def has_vanished(self) -> bool:
+        """Whether nothing worse is wrong with it than values that vanished."""
+        same_shapes = self.reference_shape == self.result_shape
+        return same_shapes and self.bad is not None and self.bad.kind == "zero"
 
     @property
     def is_float(self) -> bool:

@@ -21,6 +21,7 @@ def top_agreement(a: Array, b: Array, width: int, k: int) -> float | None:
         chosen = np.take_along_axis(rows, top, axis=-1)
         least = np.partition(rows, -k, axis=-1)[:, -k, None]
         agrees = (chosen >= least) | (np.isnan(chosen) & np.isnan(least))
+        agrees |= _equal_rows(rows, others)
         agreeing += int(np.count_nonzero(agrees))
     return agreeing / count if count else None
 
@@ -29,6 +30,12 @@ def _rows(a: Array, b: Array, width: int) -> Iterator[tuple[Array, Array]]:
     """Yield rows of two flat tensors in float64, several at a time."""
     for one, other in blocks(a, b, max(1, PART // width) * width):
         yield one.reshape(-1, width), other.reshape(-1, width)
+
+
+def _equal_rows(rows: Array, others: Array) -> Array:
+    """Return which rows are the same on both sides, NaN included, in a column."""
+    same = (rows == others) | (np.isnan(rows) & np.isnan(others))
+    return np.asarray(same.all(axis=-1, keepdims=True))
 
 
 def divergence(a: Array, b: Array, width: int) -> float:
@@ -41,6 +48,7 @@ def divergence(a: Array, b: Array, width: int) -> float:
             terms = np.exp(p) * (p - q)
         # The limit for small probabilities, and for logits that are -inf on both sides.
         terms[np.exp(p) == 0] = 0.0
+        terms[_equal_rows(one, other)[:, 0]] = 0.0
         divergences.append(terms.sum(axis=-1))
     # No divergence is negative, but rounding may leave a little less than zero.
     return float(np.maximum(np.concatenate(divergences), 0.0).mean())
