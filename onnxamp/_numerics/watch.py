@@ -95,7 +95,7 @@ def classify(
 
     Complexity: linear in nodes.
     """
-    ends = [measured[name] for name in flow.outputs if name in measured]
+    ends = _ends(flow, measured)
     # NaN and infinities that ops compute from finite numbers are faults only where they reach outputs: masks use them.
     born = any(m.found_nan or m.found_inf for m in ends)
     by_node = defaultdict[int, list[WatchedValue]](list)
@@ -118,6 +118,26 @@ def classify(
             own = _names_of(by_node[index])
             bad.update(set(node.output) - own - measured.keys())
     return tuple(checks)
+
+
+def _ends(
+    flow: DataflowGraph, measured: Mapping[str, Measurement]
+) -> list[Measurement]:
+    """Return what is measured of the outputs: of sequences and maps, the tensors that they are made of."""
+    found = list[Measurement]()
+    stack = [*flow.outputs]
+    seen = set[str]()
+    while stack:
+        name = stack.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        is_tensor = (flow.types.get(name) or "").startswith("tensor(")
+        if name in measured:
+            found.append(measured[name])
+        elif name in flow.maker and not is_tensor:
+            stack += flow.reads[flow.maker[name]]
+    return found
 
 
 def _names_of(rows: Iterable[WatchedValue]) -> set[str]:

@@ -367,8 +367,10 @@ def _failures(
             if count:
                 first.setdefault(kind, start + int(np.argmax(mask)))
         start += one.size
-    if counts["zero"] and _is_mask(a):
-        counts["zero"] = 0  # a choice that differs, which errors count
+    # Where a mask loses some of its ones, choices differ, which errors count.
+    is_part = 0 < counts["zero"] < np.count_nonzero(a)
+    if is_part and _is_mask(a):
+        counts["zero"] = 0
     worst = next((kind for kind in counts if counts[kind]), None)
     if worst is None:
         return 0, None

@@ -206,7 +206,8 @@ class TensorDiff:
     ``kl_divergence``       mean Σ p ln(p / q) over rows, in nats, with p = softmax(a) and q = softmax(b)
     ``differing``           share of elements that are not equal
     ``vanished``            number of floats that are exactly 0 in b, with abs(a) > 0.05 max abs(a), as after
-                            an overflow that was divided away or a scale that was flushed
+                            an overflow that was divided away or a scale that was flushed; 0 if a holds
+                            zeros and one other number, of which b keeps some
     ======================  ================================================================================
 
     Maxima and norms of *a* are over finite elements. Where abs(*a*) >= 1e30, as in masks, elements are compared apart:
