@@ -189,7 +189,19 @@ class _AffineInputs:
             for reader, port in self.graph.readers(node)
         )
         center = shift > _NEAR * scale
-        return bool((rounded & is_scaled & center & (shift < _DIGITS)).any())
+        is_needed = rounded & is_scaled | self._is_magnified(node, shift)
+        return bool((is_needed & center & (shift < _DIGITS)).any())
+
+    def _is_magnified(
+        self, node: Node, shift: NDArray[np.float64]
+    ) -> NDArray[np.bool_]:
+        """Return which numbers weights make so much of that what rounding leaves of a difference becomes noise."""
+        readers = (reader for reader, port in self.graph.readers(node) if port == 0)
+        lengths = (weight_lengths(self.graph, reader) for reader in readers)
+        most = max((one.max() for one in lengths if one is not None), default=0.0)
+        if most < _MAGNIFIES:
+            return np.zeros(shift.shape, bool)
+        return np.asarray(shift * self.low.epsilon * most > _ROUNDED)
 
     def _form(self, node: Node) -> NDArray[np.float64] | None:
         """Return the scale and the shift that a node's result has of the input; None if it has another form."""
@@ -255,21 +267,20 @@ def _offset_product(
 
     Exporters fold (x - mean) / deviation into the first layer, whose bias is then far larger than its weights.
     """
-    if not (raw.are_plain(node.inputs[:1]) and node.key in ("Gemm", "MatMul")):
+    lengths = weight_lengths(graph, node) if raw.are_plain(node.inputs[:1]) else None
+    if lengths is None:
         return
-    weights = graph.constants.numbers(node.input(1))
-    if weights is None or weights.ndim != 2 or weights.size > _MOST_WEIGHTS:
-        return
-    # Each offset of a Gemm may be for all rows; its factors alpha and beta are 1 in layers.
-    is_turned = bool(attribute_of(node.proto, "transB", 0))
-    lengths = np.linalg.norm(weights.astype(np.float64), axis=1 if is_turned else 0)
     offsets = [(node, value) for value in node.inputs[2:]]
     for reader, port in graph.readers(node):
         if reader.key in op_facts().additive and len(reader.inputs) == 2:
             offsets.append((reader, reader.inputs[1 - port]))
     for end, value in offsets:
         offset = None if value == ABSENT else graph.constants.numbers(value)
-        if offset is None or offset.shape[-1:] not in ((), (1,), lengths.shape):
+        if offset is None:
+            continue
+        if node.key == "Conv":  # a bias, or a sum of [channels, 1, 1]
+            offset = offset.reshape(-1)
+        if offset.shape[-1:] not in ((), (1,), lengths.shape):
             continue
         shift = np.abs(offset.astype(np.float64))
         is_rounded = shift * low.epsilon > _ROUNDED
@@ -277,8 +288,28 @@ def _offset_product(
             yield from dict.fromkeys((end.index, node.index))
 
 
+def weight_lengths(graph: Graph, node: Node) -> NDArray[np.float64] | None:
+    """Return the lengths of the vectors of weights by which a product multiplies its first input; None for others."""
+    if node.key not in ("Gemm", "MatMul", "Conv"):
+        return None
+    weights = graph.constants.numbers(node.input(1))
+    if weights is None or weights.ndim < 2 or not 0 < weights.size <= _MOST_WEIGHTS:
+        return None
+    if node.key == "Conv":
+        rows = weights.reshape(len(weights), -1)
+    elif weights.ndim == 2:
+        is_turned = bool(attribute_of(node.proto, "transB", 0))
+        rows = weights if is_turned else weights.T
+    else:
+        return None
+    # Factors alpha and beta of a Gemm are 1 in layers.
+    return np.asarray(np.linalg.norm(rows.astype(np.float64), axis=1))
+
+
 _MOST_WEIGHTS: Final = 1 << 20
 """Weights of a first layer up to which their lengths are computed: milliseconds."""
+_MAGNIFIES: Final = 4.0
+"""Lengths of weights from which on they are made for numbers far below a unit."""
 _OFFSET: Final = 8.0
 """Lengths of a weight vector up to which its bias suits inputs of a few units, as nearly all trained ones do."""
 

@@ -32,6 +32,8 @@ from onnxamp._graph.numbers.large_inputs import (
     multiplied_integers,
     restores_mean,
     scaled_down_by,
+    takes_root,
+    weighs_large_features,
 )
 from onnxamp._graph.numbers.powers import ends_in_curve, is_power, readers_of_power
 from onnxamp._graph.numbers.raw_inputs import (
@@ -90,11 +92,10 @@ class _LargeUse(NamedTuple):
 
 def _use_of(graph: Graph, raw: RawInputs, node: Node) -> _LargeUse | None:
     """Return what a node does with inputs that may be large; None if it does nothing of the kind."""
-    factor = scaled_down_by(graph, raw, node)
-    if factor is not None:
+    if why := _brings_into_range(graph, raw, node):
         return _LargeUse(
-            f"scales an input of the model by {factor:.3g}, so that it may be large",
-            makers=f"leads from an input to {node.label!r}, which scales it down",
+            f"{why}, so that it may be large",
+            makers=f"leads from an input to {node.label!r}, which brings it into range",
         )
     if is_residual(graph, raw, node):
         return _LargeUse(
@@ -111,9 +112,20 @@ def _use_of(graph: Graph, raw: RawInputs, node: Node) -> _LargeUse | None:
             makers=f"leads from integers to {node.label!r}, which multiplies them",
             grows=True,
         )
-    if why := growth(graph, raw, node):
-        return _LargeUse(why, grows=True)
-    return None
+    why = growth(graph, raw, node)
+    return _LargeUse(why, grows=True) if why else None
+
+
+def _brings_into_range(graph: Graph, raw: RawInputs, node: Node) -> str:
+    """Return how a node makes numbers of a few units of an input, as a verb phrase; "" if it does not."""
+    factor = scaled_down_by(graph, raw, node)
+    if factor is not None:
+        return f"scales an input of the model by {factor:.3g}"
+    if takes_root(graph, raw, node):
+        return "takes a root of an input of the model"
+    if weighs_large_features(graph, raw, node):
+        return "multiplies an input of the model by tiny weights"
+    return ""
 
 
 def _cosines(graph: Graph, raw: RawInputs, low: Format) -> Iterator[Hazard]:

@@ -6,18 +6,33 @@ from typing import Final
 import numpy as np
 
 from onnxamp._facts.dtypes import FLOAT_TENSORS
-from onnxamp._facts.ops import op_facts
+from onnxamp._facts.ops import attribute_of, op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.numbers.index_paths import INTEGERS
 from onnxamp._graph.numbers.powers import is_power, uncast
 from onnxamp._graph.numbers.raw_inputs import RawInputs
 from onnxamp._graph.view import ABSENT, Node
 
-_DOWN: Final = 1 / 2048
-"""Factors below this bring what ends beyond float16 to less than 32: what is scaled to units is 2,048 or more."""
+_DOWN: Final = 1 / 64
+"""Factors below this bring what ends beyond float16 to less than 1,024: such an input may be large."""
+
+_BYTES: Final = (127.0, 127.5, 128.0, 255.0, 256.0)
+"""What colors are divided by, which are numbers of a byte."""
+
+_UNALIKE: Final = 1e-3
+"""Share of the largest weights of a first layer below which those of a feature show that it has another unit."""
+
+_SMALL: Final = 2e-4
+"""Weights of a first layer below which what they multiply is large, as the layer makes numbers of a few units of it."""
+
+_DEAD: Final = 1e-8
+"""Weights of a feature from which on they are no remains of a decay."""
 
 _MOST: Final = 1 << 16
 """Elements of a factor up to which it is read."""
+
+_MOST_WEIGHTS: Final = 1 << 20
+"""Weights of a first layer up to which they are read: milliseconds."""
 
 _FLAGS: Final = re.compile("mask|len|valid|pad|segment|type|flag", re.IGNORECASE)
 """Parts of the names of inputs whose integers are small: what counts, how many count, kinds."""
@@ -41,15 +56,46 @@ def scaled_down_by(graph: Graph, raw: RawInputs, node: Node) -> float | None:
     pairs = [(node.inputs[0], node.inputs[1])]
     pairs += [] if is_divided else [(node.inputs[1], node.inputs[0])]
     for value, other in pairs:
-        numbers = graph.constants.numbers(other) if raw.are_plain([value]) else None
+        source = raw.sums.get(value, raw.means.get(value, value))
+        numbers = graph.constants.numbers(other) if raw.are_plain([source]) else None
         if numbers is None or numbers.size > _MOST:
             continue
         sizes = np.abs(numbers.astype(np.float64).reshape(-1))
         factors = sizes[sizes > 0]
         factors = 1 / factors if is_divided else factors
         least = float(factors.min(initial=1.0))
-        return least if least < _DOWN else None
+        is_color = bool(np.isclose(1 / least, _BYTES, rtol=1e-3).any())
+        return least if least < _DOWN and not is_color else None
     return None
+
+
+def takes_root(graph: Graph, raw: RawInputs, node: Node) -> bool:
+    """Return whether a node takes a root or the like of an input, which brings large numbers into range."""
+    if node.key == "Pow":
+        exponent = graph.constants.uniform(node.input(1))
+        is_root = exponent is not None and 0 < exponent < 1
+    else:
+        is_root = node.key in ("Sqrt", "Asinh")
+    return is_root and raw.are_plain(node.inputs[:1])
+
+
+def weighs_large_features(graph: Graph, raw: RawInputs, node: Node) -> bool:
+    """Return whether the weights of a first layer show that features are large: all are tiny, or those of some are.
+
+    Exporters fold x / deviation into the first layer.
+    """
+    if node.key not in ("Gemm", "MatMul") or not raw.are_plain(node.inputs[:1]):
+        return False
+    weights = graph.constants.numbers(node.input(1))
+    if weights is None or weights.ndim != 2 or not 0 < weights.size <= _MOST_WEIGHTS:
+        return False
+    is_turned = bool(attribute_of(node.proto, "transB", 0))
+    largest = np.abs(weights).max(axis=0 if is_turned else 1)
+    used = largest[largest > _DEAD]
+    if not used.size:
+        return False
+    most = float(used.max())
+    return most < _SMALL or float(used.min()) < min(_SMALL, _UNALIKE * most)
 
 
 def is_residual(graph: Graph, raw: RawInputs, node: Node) -> bool:
@@ -123,24 +169,30 @@ def _scaled_integers(graph: Graph, raw: RawInputs, node: Node) -> str:
 
 def _integer_type(graph: Graph, raw: RawInputs, value: int) -> str:
     """Return the type of the integers that a raw value is, cast and moved, in words; "" for other values."""
+    stack = [value]
     for _ in range(_REACH):
+        if not stack:
+            break
+        value = stack.pop()
+        if value in raw.wide:
+            kind = graph.types[value]
+            is_flag = _FLAGS.search(graph.values[raw.wide[value]].name) is not None
+            if kind in INTEGERS and not is_flag:
+                return f"{kind}"[len("tensor(") : -1]
+            continue
         if not raw.are_plain([value]):
-            return ""
+            continue
         if value in raw.sources:
-            value = raw.sources[value][0]
+            stack.append(raw.sources[value][0])
             continue
         maker = graph.producer(value)
         if maker is None:
-            return ""
+            continue
         is_moved = maker.key in op_facts().moves_data or maker.index in graph.passing
-        if maker.key != "Cast" and not is_moved:
-            return ""
-        value = maker.inputs[0]
-        if value in raw.wide:
-            kind = graph.types[value]
-            is_flag = _FLAGS.search(graph.values[value].name) is not None
-            is_count = kind in INTEGERS and not is_flag
-            return f"{kind}"[len("tensor(") : -1] if is_count else ""
+        if maker.key == "Concat":
+            stack += maker.inputs
+        elif maker.key == "Cast" or is_moved:
+            stack.append(maker.inputs[0])
     return ""
 
 

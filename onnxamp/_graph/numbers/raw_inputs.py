@@ -24,7 +24,8 @@ class RawInputs(NamedTuple):
 
     Attributes:
         channels: raw value -> the axis of the channels that one product made; None if there was none.
-        wide: inputs of types that tell more numbers apart than low precision does, such as integers.
+        wide: values of types that tell more numbers apart than low precision does, such as integers, that are inputs or
+            sums, parts and the like of some -> the input.
         means: mean -> the raw value that it is the mean of, through data movement.
         sums: sum -> the raw value that it is the sum of. Divided by a number of terms, it is a mean.
         terms: product of a raw value and computed weights, such as a mask or a Softmax -> the raw value.
@@ -35,7 +36,7 @@ class RawInputs(NamedTuple):
     """
 
     channels: Mapping[int, int | None]
-    wide: frozenset[int]
+    wide: Mapping[int, int]
     means: Mapping[int, int]
     sums: Mapping[int, int]
     terms: Mapping[int, int]
@@ -52,7 +53,7 @@ class RawInputs(NamedTuple):
             and self.means.keys().isdisjoint(read)
             and self.sums.keys().isdisjoint(read)
             and self.terms.keys().isdisjoint(read)
-            and self.wide.isdisjoint(read)
+            and self.wide.keys().isdisjoint(read)
         )
 
     def are_plain(self, values: Sequence[int]) -> bool:
@@ -103,9 +104,9 @@ def raw_inputs(graph: Graph) -> RawInputs:
 
 
 def raw_readers(graph: Graph) -> frozenset[int]:
-    """Return the nodes that read a raw value, a mean of one, or an input of a wide type; hardly any node does."""
+    """Return the nodes that read a raw value, a mean or a sum of one, or a wide one; hardly any node does."""
     raw = graph.ask(raw_inputs)
-    read = {*raw.channels, *raw.means, *raw.wide}
+    read = {*raw.channels, *raw.means, *raw.sums, *raw.wide}
     return frozenset(node for value in read for node, _ in graph.uses[value])
 
 
@@ -189,7 +190,7 @@ class _Walk:
             and graph.types[value] in FLOAT_TENSORS
         }
         wide = INTEGERS | {"tensor(double)"}
-        self.wide = frozenset(value for value in inputs if graph.types[value] in wide)
+        self.wide = {value: value for value in inputs if graph.types[value] in wide}
         self.means = dict[int, int]()
         self.sums = dict[int, int]()
         self.terms = dict[int, int]()
@@ -223,6 +224,21 @@ class _Walk:
             # Hardly any node reads raw values, and what it does to others is nothing to the walk.
             if is_float and self.found.is_read_by(node):
                 self.follow(node)
+            elif self.wide and not self.wide.keys().isdisjoint(node.inputs):
+                self._follow_integers(node)
+
+    def _follow_integers(self, node: Node) -> None:
+        """Note the outputs of a node that moves, adds or scales integers of inputs, as the time since an event."""
+        facts = op_facts()
+        is_kept = node.key in facts.moves_data | facts.linear or self._passes(node)
+        source = next(value for value in node.inputs if value in self.wide)
+        if is_kept:
+            found = {
+                value: self.wide[source]
+                for value in node.writes
+                if self.graph.types[value] in INTEGERS
+            }
+            self.wide.update(found)
 
     def follow(self, node: Node) -> None:
         """Note the outputs of a node if they are raw, or a mean of raw values."""
