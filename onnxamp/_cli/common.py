@@ -431,6 +431,16 @@ def chosen_options() -> frozenset[str]:
     )
 
 
+def overridden_by_plan() -> list[str]:
+    """Return a warning about options that a plan replaces."""
+    typed = typed_options() & {*spelled_fields(), "level"}
+    context = click.get_current_context()
+    given = [item.opts[0] for item in context.command.params if item.name in typed]
+    if chosen_options() & {*(context.default_map or ())}:
+        given.append("the options of --preset")
+    return [f"The plan overrides {', '.join(given)}."] if given else []
+
+
 def in_its_folder(given: Given, options: Options, model: Model) -> Options:
     """Return the options for a model, with the types that the software expects if the kind of its folder is known.
 

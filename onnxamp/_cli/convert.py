@@ -13,18 +13,17 @@ from onnxamp._base.optional import has_runtime
 from onnxamp._cli.common import (
     Given,
     check_dims,
-    chosen_options,
     in_its_folder,
     keep_outcome,
     limits_in_its_folder,
     options_of,
+    overridden_by_plan,
     run_options_of,
     sampling_arguments,
     show,
     sink_of,
     target_of,
     tell,
-    typed_options,
     unlike_target,
     validation_options,
 )
@@ -32,7 +31,6 @@ from onnxamp._convert.plan import load_plan, strict
 from onnxamp._job import Request, Validation, say_nothing, search_of
 from onnxamp._job.pipeline import convert_to_file
 from onnxamp._model.model import Model
-from onnxamp._options.command_line import spelled_fields
 from onnxamp._options.values import Level, is_auto
 from onnxamp._report.progress import progress_bar
 
@@ -64,7 +62,7 @@ def run(given: Given) -> None:
         options = in_its_folder(given, options, model)
     check_dims(model, given)
     if plan is not None:
-        tell(_overridden())
+        tell(overridden_by_plan())
     elif given.validate:
         tell(unlike_target(given, options.target))
     target = target_of(model, given, options.dtype, may_fail=given.validate)
@@ -102,16 +100,6 @@ def _validation(given: Given, model: Model) -> Validation:
         layers=bool(given.html) or None,
         sampling=sampling_arguments(given),
     )
-
-
-def _overridden() -> list[str]:
-    """Return a warning about options that a plan replaces."""
-    typed = typed_options() & {*spelled_fields(), "level"}
-    context = click.get_current_context()
-    given = [item.opts[0] for item in context.command.params if item.name in typed]
-    if chosen_options() & {*(context.default_map or ())}:
-        given.append("the options of --preset")
-    return [f"The plan overrides {', '.join(given)}."] if given else []
 
 
 def _finish(validation: "DiffReport | None", target: Path, *, quiet: bool) -> None:

@@ -6,8 +6,10 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+import click
+
 from onnxamp._base.errors import OpsetError
-from onnxamp._cli.common import Given, options_of, show, tell
+from onnxamp._cli.common import Given, options_of, show, tell, typed_in
 from onnxamp._convert.analysis import Decided
 from onnxamp._convert.cast_trace import CastTrace, trace_casts
 from onnxamp._convert.causes import cost_sentences
@@ -48,6 +50,10 @@ def run(given: Given) -> None:
     """Run ``onnxamp inspect``."""
     opened = Model.of(given.model)
     if given.cast:
+        if unused := typed_in("Inputs and runs"):
+            raise click.UsageError(
+                f"--cast runs nothing, so {', '.join(unused)} would have no effect: drop one or the other."
+            )
         _explain_casts(given, opened)
         return
     levels = given.levels or _LEVELS

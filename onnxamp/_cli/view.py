@@ -10,6 +10,7 @@ from onnxamp._cli.common import (
     check_outputs,
     custom_arguments,
     options_of,
+    overridden_by_plan,
     show,
     tell,
 )
@@ -45,6 +46,8 @@ def run(given: Given) -> None:
     check_outputs(given, [page], *opened.files)
     if plan is None:
         refuse_misspelled(opened, asked)
+    else:
+        tell(overridden_by_plan())
     target = model.with_name(f"{model.stem}_{low_type(asked.dtype).suffix}.onnx")
     conversion, result = preview(opened, target, asked, plan)
     custom = custom_arguments(given)

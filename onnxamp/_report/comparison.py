@@ -420,7 +420,8 @@ def _share(share: float | None) -> str:
 
 def _top(d: TensorDiff) -> str:
     """Return the top-1 agreement of floats, and the share of equal elements of ids, labels and the like."""
-    is_listed = d.argmax_agreement is not None and not d.is_float
+    is_listed = not d.is_float and d.reference_dtype != "string"
+    is_listed = is_listed and d.reference_shape[-1:] > (1,)
     return _share(1 - d.differing if is_listed else d.argmax_agreement)
 
 

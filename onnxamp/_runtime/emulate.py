@@ -27,6 +27,7 @@ sequence type, pass through as they are fed.
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import Final
 
 from onnx import (
     AttributeProto,
@@ -42,7 +43,7 @@ from onnxamp._base.errors import ModelError, OpsetError
 from onnxamp._facts.dtypes import FLOAT16, FORMATS, LOW_ELEMS, LOW_TENSORS
 from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._facts.providers import Profile
-from onnxamp._graph.editor import GraphEditor, NewNames
+from onnxamp._graph.editor import GraphEditor, NewNames, set_attribute
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View, inline_functions
@@ -55,6 +56,9 @@ from onnxamp._model.protos import (
 )
 from onnxamp._model.weights import embed
 from onnxamp._runtime.accumulate import Accumulator
+
+_CLIP_HAS_INPUTS: Final = 11
+"""The opset from which on the bounds of a Clip are inputs."""
 
 
 def cast(names: NewNames, source: str, target: str, elem: int) -> NodeProto:
@@ -351,6 +355,8 @@ class _Emulation:
                 proto.input[port] = low
         if self.rounds and node.key in facts.quantize:
             self.quantized(node, proto)
+        if self.rounds and node.key == "Clip":
+            self.bounded(node, proto)
         raises = casts and self.elems[node.inputs[0]] is not None
         if raises and attribute(node.proto, "to") == TensorProto.FLOAT:
             proto.op_type = "Identity"
@@ -403,6 +409,28 @@ class _Emulation:
             helper.make_node("Where", [is_beyond, least, given], [source]),
         )
         proto.input[0] = source
+
+    def bounded(self, node: Node, proto: NodeProto) -> None:
+        """Write the bounds that a Clip lacks: kernels in low precision end at the largest numbers of the type.
+
+        ONNX Runtime's CPU kernel does (onnxruntime/core/providers/cpu/math/clip.cc; seen in 1.31.1).
+        """
+        elem = self.elems[node.outputs[0]]
+        if elem is None:
+            return
+        end = LOW_ELEMS[elem].max_finite
+        if self.editor.view.book.opsets[""] < _CLIP_HAS_INPUTS:
+            for name, bound in (("min", -end), ("max", end)):
+                if attribute(node.proto, name) is None:
+                    set_attribute(proto, name, bound)
+            return
+        proto.input.extend([""] * (3 - len(proto.input)))
+        for port, bound in ((1, -end), (2, end)):
+            if not proto.input[port]:
+                proto.input[port] = self.editor.names.fresh(f"{proto.input[0]}/bound")
+                made = [proto.input[port]]
+                number = helper.make_node("Constant", [], made, value_float=bound)
+                self.editor.insert(node.scope, node.index, number)
 
     def rounded(
         self, node: Node, proto: NodeProto, raw: str, name: str, elem: int

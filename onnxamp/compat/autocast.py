@@ -226,7 +226,8 @@ def _patterns(patterns: Iterable[str] | None) -> tuple[re.Pattern[str], ...]:
 
 def _provider(providers: Iterable[str]) -> Provider:
     """Return the provider that runs the model, and warn of providers that are not used."""
-    named = [name.partition(":")[0] for name in providers]
+    given = [providers] if isinstance(providers, str) else providers
+    named = [name.partition(":")[0] for name in given]
     warn(
         f"The provider {name!r} is not used."
         for name in named

@@ -143,8 +143,9 @@ def typed_feeds(
         if kind.HasField("shape"):
             check_shape(entry.name, array.shape, kind.shape)
         typed[entry.name] = array.astype(wanted, copy=False)
+    _check_sizes(model, typed)
     if classes is not None:
-        _check_labels(model, typed, classes)
+        _check_labels(typed, classes)
     return typed
 
 
@@ -154,19 +155,21 @@ def _without_axis(labels: NDArray[Any], axis: int, rank: int) -> NDArray[Any]:
     return labels.squeeze(axis) if has_axis else labels
 
 
-def _check_labels(model: ModelProto, feeds: Feeds, classes: LabelClasses) -> None:
+def _check_sizes(model: ModelProto, feeds: Feeds) -> None:
+    """Check that dimensions of one name have one size: ONNX Runtime would repeat a single label for all samples."""
+    sizes = dict[str, int]()
+    for name, array in feeds.items():
+        for dim, size in _named_sizes(model, {name: array}).items():
+            if sizes.setdefault(dim, size) != size:
+                raise ArgumentError(
+                    f"The input {name!r} has the size {size} in {dim!r}, and others {sizes[dim]}: pass as many of each."
+                )
+
+
+def _check_labels(feeds: Feeds, classes: LabelClasses) -> None:
     label = classes.label
     count = classes.number
-    others = dict(feeds)
     labels = feeds[label]
-    del others[label]
-    sizes = _named_sizes(model, others)
-    for dim, size in _named_sizes(model, {label: labels}).items():
-        if sizes.get(dim, size) != size:
-            raise ArgumentError(
-                f"The labels {label!r} have the size {size} in {dim!r}, and other inputs {sizes[dim]}: pass as"
-                " many of each."
-            )
     is_wrong = (labels < 0) | (labels >= (np.inf if count is None else count))
     if classes.ignored is not None:
         is_wrong &= labels != classes.ignored

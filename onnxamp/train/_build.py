@@ -21,7 +21,7 @@ from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.sessions.plugins import plugin_called
 from onnxamp._runtime.sessions.session import Provider, choose_provider, make_session
 from onnxamp.train._decided import step_rule
-from onnxamp.train._forward import training_model
+from onnxamp.train._forward import training_model, with_own_statistics
 from onnxamp.train._grad_scaler import AmpScaler
 from onnxamp.train._levels import (
     Decorated,
@@ -134,6 +134,7 @@ def build_train_network(
     decides, options = _requested(level, dtype, decorated, active_cast())
     manager = _manager(loss_scale_manager, options.level)
     source = decorated.source if decorated else Model.of(network).embedded()
+    source = with_own_statistics(source)
     excludes = excluder(decorated.excluded if decorated else None, source)
     if decorated:
         decides = replace(decides, rule=decorating_rule(excludes))

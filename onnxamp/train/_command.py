@@ -97,14 +97,15 @@ def _fit(net: TrainNetwork, batches: Batches, given: Given) -> list[tuple[float,
     Raises:
         RuntimeFailure: no update was made.
     """
-    first = net.steps // len(batches)
+    before = net.steps
+    first = before // len(batches)
     results: list[StepResult] = []
     rows: list[tuple[float, ...]] = []
 
     def note(_: int, result: StepResult) -> None:
         results.append(result)
         if len(results) == len(batches):
-            rows.append(_row(first + len(rows) + 1, results))
+            rows.append(_row(net, first + len(rows) + 1, results))
             results.clear()
             if given.checkpoint:
                 net.save(given.checkpoint)
@@ -115,7 +116,12 @@ def _fit(net: TrainNetwork, batches: Batches, given: Given) -> list[tuple[float,
         progress=not given.quiet,
         report=note,
     )
-    updates = len(rows) * len(batches)
+    steps = net.steps - before
+    updates = net.steps // given.accumulate - before // given.accumulate
+    if steps and not updates:
+        raise RuntimeFailure(
+            f"No update was made: {steps} steps are fewer than the {given.accumulate} of --accumulate."
+        )
     if updates and updates == sum(row[-1] for row in rows):
         raise RuntimeFailure(
             f"All {updates} updates were skipped because gradients overflowed: train for longer, so that the loss scale"
@@ -124,10 +130,18 @@ def _fit(net: TrainNetwork, batches: Batches, given: Given) -> list[tuple[float,
     return rows
 
 
-def _row(epoch: int, results: Sequence[StepResult]) -> tuple[float, ...]:
+def _row(
+    net: TrainNetwork, epoch: int, results: Sequence[StepResult]
+) -> tuple[float, ...]:
     """Return the facts of an epoch, in the order of ``_EPOCH``."""
     loss = float(np.mean([np.mean(result.loss) for result in results]))
-    skipped = sum(result.overflow for result in results)
+    scaling = net.scale.scaling
+    may_skip = scaling is not None and scaling.skips
+    # Only a step that ends an update can be skipped, and only an overflow in that step skips it.
+    every = net.optimizer.accumulate
+    first = net.steps - len(results)
+    due = [one for at, one in enumerate(results, first + 1) if at % every == 0]
+    skipped = sum(result.overflow for result in due) if may_skip else 0
     return epoch, loss, results[-1].grad_norm, results[-1].scale, skipped
 
 

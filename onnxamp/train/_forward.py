@@ -1,5 +1,6 @@
 """The forward pass of training, made from an inference model: batch statistics, and dropout with masks as inputs."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -9,12 +10,14 @@ from onnxamp._base.errors import (
     GradientError,
     ModelError,
 )
+from onnxamp._facts.ops import op_key
 from onnxamp._gradients.pointwise import RUNNING
 from onnxamp._gradients.writer import MIN_OPSET, Tensor, Writer
 from onnxamp._graph.editor import GraphEditor, set_attribute
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims, symbolic_shapes
 from onnxamp._graph.view import ABSENT, Node, Origin
+from onnxamp._model.protos import all_nodes, copied
 from onnxamp._rewrite.passes.freeze import without_inputs
 from onnxamp._rewrite.passes.inline import inline
 from onnxamp._rewrite.passes.upgrade import upgraded
@@ -64,6 +67,45 @@ def training_model(model: ModelProto, opset: int = MIN_OPSET) -> TrainingModel:
         elif node.key == "BatchNormalization":
             statistics |= _over_the_batch(graph, node, writer.editor, statistics)
     return TrainingModel(writer.finish(), statistics, tuple(masks))
+
+
+def with_own_statistics(model: ModelProto) -> ModelProto:
+    """Return a model in which no running statistic is a weight of something else as well.
+
+    Exporters store equal tensors once, so that a new BatchNormalization may have one tensor of ones for its scale and
+    its variance. Statistics that only other BatchNormalizations read stay shared: they are those of one layer.
+    """
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    readers = Counter[str]()
+    statistics = Counter[str]()
+    for node in all_nodes(model.graph.node):
+        readers.update(node.input)
+        if op_key(node) == "BatchNormalization":
+            statistics.update(node.input[3:5])
+    returned = {entry.name for entry in model.graph.output}
+    mixed = {
+        name
+        for name, count in statistics.items()
+        if name in stored and (readers[name] > count or name in returned)
+    }
+    if not mixed:
+        return model
+    result = copied(model)
+    taken = {*stored, *readers, *returned}
+    for name in sorted(mixed):
+        own = result.graph.initializer.add()
+        own.CopyFrom(stored[name])
+        own.name = f"{name}/running"
+        while own.name in taken:
+            own.name += "_"
+        taken.add(own.name)
+        for node in all_nodes(result.graph.node):
+            if op_key(node) != "BatchNormalization":
+                continue
+            for port in (3, 4):
+                if node.input[port] == name:
+                    node.input[port] = own.name
+    return result
 
 
 def _over_the_batch(

@@ -18,9 +18,9 @@ from onnxamp._gradients.walk import find_path
 from onnxamp._gradients.writer import Writer
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Origin, inline_functions
+from onnxamp._graph.view import ABSENT, Node, Origin, inline_functions
 from onnxamp._model.protos import copied
-from onnxamp._model.weights import convert
+from onnxamp._model.weights import SENTINEL, convert
 from onnxamp._rewrite.passes.casts import remove_redundant_casts
 from onnxamp._runtime.emulate import without_rounding
 
@@ -55,7 +55,10 @@ def find_weights(graph: Graph, loss: str, among: Container[str]) -> list[str]:
             # A scalar, or a single number in an op that formulas are written with, is a constant of a formula.
             dims = candidates[value].dims
             is_single = int(np.prod(dims)) == 1
-            if not is_single or (dims and node.key not in _FACTS["formulas"]):
+            is_formula = node.key in _FACTS["formulas"] and not _is_bias(graph, node)
+            if is_single and (not dims or is_formula):
+                continue
+            if not _is_mask(candidates[value]):
                 trained.add(value)
     if not trained:
         raise GradientError(
@@ -63,6 +66,22 @@ def find_weights(graph: Graph, loss: str, among: Container[str]) -> list[str]:
             " float32 model; onnxamp.amp.decorate(model, level='O2') gives it low-precision weights for training."
         )
     return [tensor.name for value, tensor in candidates.items() if value in trained]
+
+
+def _is_bias(graph: Graph, node: Node) -> bool:
+    """Return whether a node adds something to a product with weights, as a layer with a single output does."""
+    facts = op_facts()
+    makers = map(graph.producer, node.reads)
+    is_sum = node.key in facts.additive
+    return is_sum and any(
+        one is not None and one.key in facts.products for one in makers
+    )
+
+
+def _is_mask(tensor: TensorProto) -> bool:
+    """Return whether a tensor holds numbers that mask others, to which no gradient applies."""
+    numbers = np.abs(numpy_helper.to_array(tensor))
+    return not bool((numbers < SENTINEL).all())
 
 
 def as_inputs(

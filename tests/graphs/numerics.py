@@ -85,7 +85,7 @@ CASES: tuple[Case, ...] = (
         "tiny_weights",
         26,
         f"{ROWS} {{ Y = MatMul (X, w) }}",
-        weights={"w": np.geomspace(1e-9, 1, 64, dtype=np.float32).reshape(8, 8)},
+        weights={"w": np.geomspace(1e-9, 1, 64, dtype=np.float32).reshape(8, 8).T.copy()},
     ),
     graph(
         "large_constant_that_fits",

@@ -74,21 +74,40 @@ def _is_below_one(graph: Graph, exponential: Node) -> bool:
 
 
 def _quotient(graph: Graph, exponential: Node) -> set[int]:
-    """Return an exponential and the nodes from it to quotients of two numbers computed from it; none without any."""
+    """Return an exponential and the nodes from it to quotients of two numbers computed from it; none without any.
+
+    Exponentials may be summed up by a product, as attention does that divides at last, or by a pooling. What follows
+    is of any other kind then, unless a quotient or a logarithm comes next.
+    """
     facts = op_facts()
+    summing = facts.contractions | facts.means
     large = {exponential.outputs[0]}
     inverse = set[int]()
     found = set[int]()
+    summed = set[int]()
     stack = [exponential]
     for _ in range(_REACH):
         if not stack:
             break
-        for reader, _ in graph.readers(stack.pop()):
-            if reader.index in graph.exact or reader.key in facts.odds_arithmetic:
+        last = stack.pop()
+        for reader, _ in graph.readers(last):
+            is_sum = reader.key in summing - facts.odds_arithmetic
+            passes = reader.key in facts.odds_arithmetic
+            if last.index in summed:
+                passes = reader.key in facts.additive and _has_constant(graph, reader)
+            if reader.index in graph.exact or is_sum or passes:
                 stack += _spread(reader, large, inverse)
-            if _is_quotient(reader, large, inverse):
+            if is_sum or last.index in summed:
+                summed.add(reader.index)
+            is_log = reader.key in facts.logarithms and last.index in summed
+            if is_log or _is_quotient(reader, large, inverse):
                 found |= _between(graph, reader, large | inverse)
     return found
+
+
+def _has_constant(graph: Graph, node: Node) -> bool:
+    """Return whether a constant is among the inputs of a node."""
+    return any(map(graph.constants.is_constant, node.reads))
 
 
 _REACH: Final = 16

@@ -12,14 +12,19 @@ from onnxamp._decide.kinds import (
     HazardKind,
     in_range,
 )
+from onnxamp._decide.patterns.sums import is_weighted, readers_of_sum
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import op_facts
+from onnxamp._graph.constants import expected_terms
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT
+from onnxamp._graph.view import ABSENT, Node
 
 
 def large_reductions(graph: Graph, low: Format) -> Iterator[Hazard]:
-    """Yield sums over so many elements that terms of magnitude 1 reach an eighth of the largest finite number."""
+    """Yield sums over so many elements that terms of magnitude 1 reach an eighth of the largest finite number.
+
+    A sum that is divided by the number of its terms is a mean, and meant for terms of any magnitude.
+    """
     limit = low.max_finite / 8
     for node in graph.nodes_of(op_facts().growing_reductions):
         if ABSENT in (node.input(0), node.outputs[0]):
@@ -34,21 +39,69 @@ def large_reductions(graph: Graph, low: Format) -> Iterator[Hazard]:
             continue
         # Each element of the result adds up its share of the elements that are read.
         count = prod(sizes) // prod(kept)
-        if count > limit:
+        divider = _divider(graph, node) if count > low.max_finite / _LARGE else None
+        if count > limit or divider is not None:
             why = f"sums {count} elements at a time"
             yield Hazard(node.index, KIND, why, unless=in_range(graph, node, low))
+        if divider is not None:
+            why = f"divides the sum of {count} elements"
+            yield Hazard(divider.index, KIND, why, unless=in_range(graph, node, low))
+
+
+def _divider(graph: Graph, total: Node) -> Node | None:
+    """Return the only reader of a sum, if it divides that by a constant; None for others."""
+    if total.key in op_facts().means:
+        return None
+    reader = graph.only_reader(total.outputs[0])
+    if reader is None or reader.key not in ("Div", "Mul"):
+        return None
+    number = graph.constants.uniform(reader.input(1))
+    if number is None or not number:
+        return None
+    factor = 1 / number if reader.key == "Div" else number
+    return reader if abs(factor) < 1 else None
+
+
+def long_products(graph: Graph, low: Format) -> Iterator[Hazard]:
+    """Yield products of computed values with as many terms, and what reads such a product before it is divided.
+
+    Products with weights are small, because training keeps them so; and so is what shares of 1 weigh.
+    """
+    facts = op_facts()
+    is_constant = graph.constants.is_constant
+    seen = set[int]()
+    for node in graph.nodes_of(facts.contractions - facts.reductions):
+        if any(map(is_constant, node.inputs[:2])) or not graph.is_float_output(node):
+            continue
+        shapes = [graph.shapes[value] for value in node.reads]
+        if any(shape is None or None in shape for shape in shapes):
+            continue  # a dynamic sum, if it may be large
+        count = expected_terms(node, graph.shapes) or 0
+        if count <= low.max_finite / 8 or is_weighted(graph, node):
+            continue
+        why = f"sums {count} products of computed values at a time"
+        yield Hazard(node.index, KIND, why, unless=in_range(graph, node, low))
+        why = f"reads the sum of {node.label!r} before anything divides it"
+        for reader in readers_of_sum(graph, node, seen):
+            claims = in_range(graph, reader, low)
+            yield Hazard(reader.index, KIND, why, unless=claims)
+
+
+_LARGE: Final = 64.0
+"""Terms of this magnitude are in range one by one, and few ops make larger ones."""
 
 
 class _LargeReductions(HazardKind):
     value = "large reduction"
     title = "a sum over very many elements"
-    looks_at = ("growing_reductions",)
+    looks_at = ("growing_reductions", "contractions")
     exponents = ByExponents.CURE
     is_measurable = True
     fault = Fault(Effect.GROWS, "{detail} in LOW", ", which ends at {end:.6g}")
 
     def find(self, graph: Graph, low: Format, /) -> Iterator[Hazard]:
-        return large_reductions(graph, low)
+        yield from large_reductions(graph, low)
+        yield from long_products(graph, low)
 
 
 KIND: Final = _LargeReductions()

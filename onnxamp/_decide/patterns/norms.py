@@ -22,15 +22,26 @@ def normalization(graph: Graph, root: Node) -> set[int]:
 
 
 def magnitude(graph: Graph, root: Node) -> set[int]:
-    """Return the nodes of sqrt(a^2 + b^2)."""
+    """Return the nodes of sqrt(a^2 + b^2), or of the root of a sum or a mean of squares."""
     total = maker_of(graph, root.input(0), "Add", "Sum")
     if total is None or graph.types[total.outputs[0]] != FLOAT:
-        return set()
+        return _pooled(graph, root)
     terms = [maker_of(graph, value) for value in total.inputs]
     squares = {
         node.index for node in terms if node is not None and _squared_by(graph, node)
     }
-    return {root.index, total.index, *squares} if len(squares) >= 2 else set()
+    if len(squares) >= 2:
+        return {root.index, total.index, *squares}
+    return _pooled(graph, root)
+
+
+def _pooled(graph: Graph, root: Node) -> set[int]:
+    """Return the nodes of the root of a sum or a mean of squares, unless it scales something, as in normalizations."""
+    scales = {"Mul", "Div", "Reciprocal"}
+    if root.key != "Sqrt" or any(one.key in scales for one, _ in graph.readers(root)):
+        return set()
+    nodes, bases = _variance(graph, root)
+    return nodes if bases else set()
 
 
 def squared_value(graph: Graph, node: Node) -> int:
@@ -89,21 +100,31 @@ def _variance(graph: Graph, root: Node) -> tuple[set[int], set[int]]:
             continue
         adds_squares = node.key in ("ReduceSumSquare", "Einsum", "MatMul")
         added = _squared_by(graph, node) if adds_squares else set[int]()
-        if node.key not in walk and not added:
+        square = None
+        if node.key in reductions or _is_weighted_sum(graph, node):
+            square = maker_of(graph, node.input(0))
+        squared = set[int]() if square is None else _squared_by(graph, square)
+        if node.key not in walk and not (added or squared):
             continue
         nodes.add(node.index)
         if added:
             bases |= added
-        elif node.key in reductions:
-            square = maker_of(graph, node.input(0))
-            if square is not None and (squared := _squared_by(graph, square)):
-                nodes.add(square.index)
-                bases |= squared
-        else:
+        elif square is not None and squared:
+            nodes.add(square.index)
+            bases |= squared
+        elif node.key not in reductions:
             stack += [value for _, value in graph.float_inputs(node)]
     for base in list(bases):
         nodes |= _centring(graph, base, bases)
     return nodes, bases
+
+
+def _is_weighted_sum(graph: Graph, node: Node) -> bool:
+    """Return whether a node adds up its first input by stored weights or in windows, as GDN layers add up squares."""
+    facts = op_facts()
+    is_sum = node.key in (facts.contractions | facts.means) - facts.reductions
+    others = node.reads[1:]
+    return is_sum and all(map(graph.constants.is_constant, others))
 
 
 def _centring(graph: Graph, base: int, bases: set[int]) -> set[int]:

@@ -13,17 +13,20 @@ from onnxamp._graph.numbers.powers import is_power, uncast
 from onnxamp._graph.numbers.raw_inputs import RawInputs
 from onnxamp._graph.view import ABSENT, Node
 
-_DOWN: Final = 1 / 64
-"""Factors below this bring what ends beyond float16 to less than 1,024: such an input may be large."""
+_DOWN: Final = 1 / 256
+"""Factors below this scale down more than the colors of an image, so that an input may be large."""
 
-_BYTES: Final = (127.0, 127.5, 128.0, 255.0, 256.0)
-"""What colors are divided by, which are numbers of a byte."""
+_COUNTS_DOWN: Final = 1 / 64
+"""The same for inputs of integers, such as cents and milliseconds."""
 
 _UNALIKE: Final = 1e-3
 """Share of the largest weights of a first layer below which those of a feature show that it has another unit."""
 
 _SMALL: Final = 2e-4
-"""Weights of a first layer below which what they multiply is large, as the layer makes numbers of a few units of it."""
+"""Weights of a feature below which it is large, if others have larger ones: the layer makes numbers of a few units."""
+
+_STABILIZES: Final = 0.1
+"""The smallest number whose sum with counts has a root that is taken to even out their noise."""
 
 _DEAD: Final = 1e-8
 """Weights of a feature from which on they are no remains of a decay."""
@@ -64,23 +67,28 @@ def scaled_down_by(graph: Graph, raw: RawInputs, node: Node) -> float | None:
         factors = sizes[sizes > 0]
         factors = 1 / factors if is_divided else factors
         least = float(factors.min(initial=1.0))
-        is_color = bool(np.isclose(1 / least, _BYTES, rtol=1e-3).any())
-        return least if least < _DOWN and not is_color else None
+        is_count = least < _COUNTS_DOWN and _integer_type(graph, raw, value)
+        return least if least < _DOWN or is_count else None
     return None
 
 
 def takes_root(graph: Graph, raw: RawInputs, node: Node) -> bool:
-    """Return whether a node takes a root or the like of an input, which brings large numbers into range."""
+    """Return whether a node takes a root or the like of an input, which brings large numbers into range.
+
+    A square root alone may be of any number. That of counts and a constant evens out their noise (Anscombe, 1948).
+    """
+    if not raw.are_plain(node.inputs[:1]):
+        return False
     if node.key == "Pow":
         exponent = graph.constants.uniform(node.input(1))
-        is_root = exponent is not None and 0 < exponent < 1
-    else:
-        is_root = node.key in ("Sqrt", "Asinh")
-    return is_root and raw.are_plain(node.inputs[:1])
+        return exponent is not None and 0 < exponent < 1
+    total = graph.producer(node.input(0), "Add") if node.key == "Sqrt" else None
+    numbers = () if total is None else map(graph.constants.uniform, total.inputs)
+    return node.key == "Asinh" or any(one and one >= _STABILIZES for one in numbers)
 
 
 def weighs_large_features(graph: Graph, raw: RawInputs, node: Node) -> bool:
-    """Return whether the weights of a first layer show that features are large: all are tiny, or those of some are.
+    """Return whether the weights of a first layer show that some features are large, because theirs are tiny.
 
     Exporters fold x / deviation into the first layer.
     """
@@ -94,8 +102,7 @@ def weighs_large_features(graph: Graph, raw: RawInputs, node: Node) -> bool:
     used = largest[largest > _DEAD]
     if not used.size:
         return False
-    most = float(used.max())
-    return most < _SMALL or float(used.min()) < min(_SMALL, _UNALIKE * most)
+    return float(used.min()) < min(_SMALL, _UNALIKE * float(used.max()))
 
 
 def is_residual(graph: Graph, raw: RawInputs, node: Node) -> bool:

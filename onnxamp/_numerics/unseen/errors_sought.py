@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxamp._facts.dtypes import Format, Range
+from onnxamp._model.weights import SENTINEL
 from onnxamp._numerics.unseen.changed_inputs import (
     CHANGES,
     FLATTENING,
@@ -181,8 +182,8 @@ class _Trial(NamedTuple):
 
 
 def _norm(array: _Array) -> float:
-    """Return the root of the sum of squares of the finite numbers."""
-    return float(np.linalg.norm(array[np.isfinite(array)]))
+    """Return the root of the sum of squares of the numbers, without those of masks."""
+    return float(np.linalg.norm(array[np.abs(array) < SENTINEL]))
 
 
 def _error(
@@ -205,6 +206,6 @@ def _errors(
         if other.shape != array.shape or not scales[name]:
             continue
         size = max(_norm(array), scales[name])
-        finite = np.isfinite(array)
-        off = float(np.linalg.norm(other[finite] - array[finite]))
+        usual = np.abs(array) < SENTINEL  # false of NaN
+        off = float(np.linalg.norm(other[usual] - array[usual]))
         yield off / size if np.isfinite(off) else inf

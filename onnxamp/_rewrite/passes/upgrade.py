@@ -130,7 +130,7 @@ def _move(
     name = moved["from"]
     position = moved["at"]
     value = take_attribute(proto, name, step.defaults.get(name))
-    if value is None or (name == "axes" and value == []):
+    if value is None or (value == [] and not moved.get("required")):
         return
     if "unless" in moved and value == np.float32(moved["unless"]):
         return

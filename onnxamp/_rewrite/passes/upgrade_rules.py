@@ -283,7 +283,7 @@ _CONDITIONS: Final = frozenset({"only", "types", "outputs"})
 
 @cache
 def steps_of(op: str, current: int, wanted: int) -> tuple[UpgradeStep, ...]:
-    """Return the steps of an ai.onnx op between two opsets, in order; none for an op that has no schema there.
+    """Return the steps of an ai.onnx op between two opsets, in order; none for an op of which nothing is known.
 
     A step to another op, as from Upsample to Resize, is followed by the steps of that one.
     """
@@ -294,7 +294,12 @@ def steps_of(op: str, current: int, wanted: int) -> tuple[UpgradeStep, ...]:
         old = _schema(op, current)
         new = _schema(op, version)
         if old is None:
-            break
+            # Of ops that ONNX Runtime has in ai.onnx besides those of onnx, the table alone knows what changes.
+            row = upgrade_rows(op).get(version)
+            if row is not None:
+                steps.append(UpgradeStep(op, version, row, {}, {}))
+                current = version
+            continue
         if new is not None and new.since_version > old.since_version:
             steps.append(_step(old, new))
             op = steps[-1].op

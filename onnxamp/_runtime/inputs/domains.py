@@ -1,12 +1,12 @@
 """Numbers that lie in a range or in a domain, in place of those that random inputs usually have."""
 
 from enum import Enum
-from math import ceil, floor
+from math import ceil, floor, isfinite
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from ml_dtypes import finfo
+from ml_dtypes import finfo, iinfo
 
 from onnxamp._base.errors import ArgumentError
 
@@ -30,20 +30,25 @@ def in_range(
     """
     low, high = ends
     kind = feed.dtype.kind
-    if kind in "biu":
-        info = np.iinfo(np.uint8 if kind == "b" else feed.dtype)
+    if kind not in "biufV":
+        raise ArgumentError(f"A range is for numbers, and not for {feed.dtype}.")
+    if kind in "biu" or "int" in feed.dtype.name:
+        info = iinfo(np.uint8 if kind == "b" else feed.dtype)  # type: ignore[no-untyped-call]
         least = max(ceil(low), int(info.min))
         most = min(floor(high), 1 if kind == "b" else int(info.max))
         if least > most:
             raise ArgumentError(f"No {feed.dtype} is between {low:g} and {high:g}.")
-        numbers = generator.integers(
-            least, most, feed.shape, info.dtype, endpoint=True
-        )
+        drawn = feed.dtype if kind in "iu" else np.uint8 if kind == "b" else np.int8
+        numbers = generator.integers(least, most, feed.shape, drawn, endpoint=True)
         return numbers.astype(feed.dtype)
     end = float(finfo(feed.dtype).max)  # type: ignore[no-untyped-call]
-    return generator.uniform(max(low, -end), min(high, end), feed.shape).astype(
-        feed.dtype
-    )
+    low, high = max(low, -end), min(high, end)
+    if low > high:
+        raise ArgumentError(f"No {feed.dtype} is between {ends[0]:g} and {ends[1]:g}.")
+    if isfinite(high - low):
+        return generator.uniform(low, high, feed.shape).astype(feed.dtype)
+    shares = generator.uniform(0, 1, feed.shape)
+    return np.asarray(low * (1 - shares) + high * shares, feed.dtype)
 
 
 def in_domain(

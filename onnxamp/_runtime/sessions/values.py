@@ -416,8 +416,10 @@ def _cast(name: str, feed: Array, wanted: "np.dtype[Any]") -> Array:
         result = feed.astype(wanted)
         back = result.astype(feed.dtype)
     rounds = helper.np_dtype_to_tensor_dtype(wanted) in LOW_ELEMS
-    if rounds and bool(np.array_equal(np.isfinite(back), np.isfinite(feed))):
-        return result
+    if rounds:
+        are_finite = np.isfinite(result.astype(np.float32))
+        if bool(np.array_equal(are_finite, np.isfinite(feed))):
+            return result
     # Integers that wrap around come back as they were, but with the other sign in between.
     is_wrapped = feed.dtype.kind in "iu" and np.any((result < 0) != (feed < 0))
     # Low-precision floats of ml_dtypes are of NumPy's kind V.

@@ -314,7 +314,10 @@ def auto_convert_mixed_precision_model_path(
         rtol = 1e-3 if rtol is None else rtol
         atol = 1e-5 if atol is None else atol
     judge = _judge(model, customized_validate_func, rtol, atol)
-    wanted: Provider = "cuda" if any("CUDA" in name for name in provider) else "cpu"
+    # ONNX Runtime takes a name, or a pair of a name and options, in place of each name.
+    given = [provider] if isinstance(provider, str) else provider
+    names = [one if isinstance(one, str) else one[0] for one in given]
+    wanted: Provider = "cuda" if any("CUDA" in name for name in names) else "cpu"
     request = _accepted(model, input_feed, judge, keep_io_types, wanted)
     made_folder(target.parent)
     convert_to_file(request, Sink(target))
