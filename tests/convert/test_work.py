@@ -23,8 +23,8 @@ LAYER = """h = MatMul (X, w)  b = Add (h, v)  g = Div (b, root)  e = Erf (g)  o 
     c = Mul (n, v)  Y = Add (c, v)"""
 """Products with a Gelu, a residual sum, and a LayerNorm, in basic ops."""
 
-CALLS = 75
-"""The calls for each node that a conversion may take; 74 when this was written."""
+CALLS = 76
+"""The calls for each node that a conversion may take; 75 when this was written."""
 
 
 def encoder(count: int) -> ModelProto:

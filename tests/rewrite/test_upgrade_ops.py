@@ -8,10 +8,11 @@ import onnx
 import onnxruntime
 import pytest
 from every import every
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from upgrade_cases import CASES, OLD, REFUSED, Case
 
+import onnxamp
 from onnxamp._facts.tables import read_table
 from onnxamp._graph.graph import Graph
 from onnxamp._rewrite.passes.upgrade import plan_upgrade
@@ -105,9 +106,47 @@ UNTRIED = {
     ("GlobalLpPool", 2), ("Gemm", 11), ("OptionalHasElement", 18), ("CastLike", 19), ("CastLike", 24), ("Range", 27),
     ("Constant", 11), ("Constant", 12), ("LSTM", 7), ("RNN", 7), ("GRU", 3), ("GRU", 7), ("Split", 2),
     ("AveragePool", 7), ("Attention", 25), ("ReduceLogSum", 28), ("ReduceLogSumExp", 28), ("SpaceToDepth", 28),
-    ("Scan", 9),
+    ("Scan", 9), ("MeanVarianceNormalization", 9),
+    *((op, 10) for op in (
+        "Affine", "Crop", "DynamicSlice", "GivenTensorFill", "GRUUnit", "ImageScaler", "ParametricSoftplus", "Scale",
+        "ScaledTanh",
+    )),
 }  # fmt: skip
-"""Steps at which only attributes come or go that nothing here gives, or that ONNX Runtime does not load yet."""
+"""Steps at which only attributes come or go that nothing here gives, or that ONNX Runtime does not load yet; and those
+of its own ops, which :func:`test_ops_that_onnx_runtime_no_longer_has` is about.
+"""
+
+
+@pytest.mark.parametrize(("op", "attributes"), [
+    ("ImageScaler", {"scale": 0.5, "bias": [0.1, 0.2, 0.3]}), ("Affine", {"alpha": 2.0, "beta": 1.0}),
+    ("ScaledTanh", {"alpha": 2.0, "beta": 1.0}), ("MeanVarianceNormalization", {"across_channels": 1}),
+])  # fmt: skip
+def test_ops_that_onnx_runtime_no_longer_has(op: str, attributes: dict[str, Any]) -> None:
+    """onnx has no schema of theirs, so that nothing else stops an upgrade: a Clip in float16 asks for one."""
+    nodes = [
+        helper.make_node(op, ["x"], ["a"], **attributes), helper.make_node("Conv", ["a", "w"], ["b"]),
+        helper.make_node("Clip", ["b"], ["c"], min=0.0), helper.make_node("Conv", ["c", "w"], ["d"]),
+        helper.make_node("Clip", ["d"], ["y"], min=0.0),
+    ]  # fmt: skip
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3, 8, 8]) for name in "xy"]
+    weight = numpy_helper.from_array(np.random.default_rng(0).standard_normal((3, 3, 1, 1)).astype(np.float32), "w")
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 7)], ir_version=8)
+    feeds = {"x": np.random.default_rng(1).standard_normal((1, 3, 8, 8)).astype(np.float32)}
+    assert onnxamp.diff_models(model, onnxamp.convert_model(model), feeds, provider="cpu").passed
+    with pytest.raises(onnxamp.OpsetError):
+        onnxamp.convert_model(model, opset=17)
+
+
+def test_an_unsqueeze_of_no_axes_keeps_its_input() -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Unsqueeze", ["x"], ["y"], axes=[])], "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=8)
+    upgraded = onnxamp.convert_model(model, "O0", opset=17)
+    assert onnxamp.diff_models(model, upgraded, {"x": np.ones(4, np.float32)}, provider="cpu").passed
 
 
 def test_every_step_that_onnx_knows_is_silent_or_listed() -> None:

@@ -12,7 +12,7 @@ from onnxamp._decide.kinds import (
     HazardKind,
     in_range,
 )
-from onnxamp._decide.patterns.sums import is_weighted, readers_of_sum
+from onnxamp._decide.patterns.sums import is_weighted, unfinished
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.constants import expected_terms
@@ -25,8 +25,10 @@ def large_reductions(graph: Graph, low: Format) -> Iterator[Hazard]:
 
     A sum that is divided by the number of its terms is a mean, and meant for terms of any magnitude.
     """
+    facts = op_facts()
     limit = low.max_finite / 8
-    for node in graph.nodes_of(op_facts().growing_reductions):
+    seen = set[int]()
+    for node in graph.nodes_of(facts.growing_reductions):
         if ABSENT in (node.input(0), node.outputs[0]):
             continue
         before = graph.shapes[node.inputs[0]]
@@ -46,6 +48,8 @@ def large_reductions(graph: Graph, low: Format) -> Iterator[Hazard]:
         if divider is not None:
             why = f"divides the sum of {count} elements"
             yield Hazard(divider.index, KIND, why, unless=in_range(graph, node, low))
+        if count > limit and node.key not in facts.means:
+            yield from unfinished(graph, node, seen, low, KIND)
 
 
 def _divider(graph: Graph, total: Node) -> Node | None:
@@ -71,7 +75,9 @@ def long_products(graph: Graph, low: Format) -> Iterator[Hazard]:
     is_constant = graph.constants.is_constant
     seen = set[int]()
     for node in graph.nodes_of(facts.contractions - facts.reductions):
-        if any(map(is_constant, node.inputs[:2])) or not graph.is_float_output(node):
+        if len(node.inputs) < 2 or is_constant(node.inputs[1]):
+            continue
+        if is_constant(node.inputs[0]) or not graph.is_float_output(node):
             continue
         shapes = [graph.shapes[value] for value in node.reads]
         if any(shape is None or None in shape for shape in shapes):
@@ -81,10 +87,7 @@ def long_products(graph: Graph, low: Format) -> Iterator[Hazard]:
             continue
         why = f"sums {count} products of computed values at a time"
         yield Hazard(node.index, KIND, why, unless=in_range(graph, node, low))
-        why = f"reads the sum of {node.label!r} before anything divides it"
-        for reader in readers_of_sum(graph, node, seen):
-            claims = in_range(graph, reader, low)
-            yield Hazard(reader.index, KIND, why, unless=claims)
+        yield from unfinished(graph, node, seen, low, KIND)
 
 
 _LARGE: Final = 64.0

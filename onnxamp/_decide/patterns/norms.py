@@ -37,9 +37,11 @@ def magnitude(graph: Graph, root: Node) -> set[int]:
 
 def _pooled(graph: Graph, root: Node) -> set[int]:
     """Return the nodes of the root of a sum or a mean of squares, unless it scales something, as in normalizations."""
-    scales = {"Mul", "Div", "Reciprocal"}
-    if root.key != "Sqrt" or any(one.key in scales for one, _ in graph.readers(root)):
+    if root.key != "Sqrt":
         return set()
+    for reader, _ in graph.uses[root.outputs[0]]:
+        if graph.nodes[reader].key in ("Mul", "Div", "Reciprocal"):
+            return set()
     nodes, bases = _variance(graph, root)
     return nodes if bases else set()
 
@@ -53,16 +55,13 @@ def squared_value(graph: Graph, node: Node) -> int:
         or (node.key in ("Mul", "Einsum") and is_of_one)
         or (node.key == "Pow" and graph.constants.uniform(node.input(1)) == 2.0)
     )
-    if node.key == "MatMul":
+    if node.key == "MatMul" and {*(graph.shapes[node.outputs[0]] or ())[-2:]} == {1}:
         return _multiplied_by_itself(graph, node)
     return graph.passed_on(node.inputs[0]) if is_square else ABSENT
 
 
 def _multiplied_by_itself(graph: Graph, product: Node) -> int:
-    """Return the value whose vectors a node multiplies by themselves; ABSENT if it computes other products as well."""
-    shape = graph.shapes[product.outputs[0]]
-    if shape is None or not {*shape[-2:]} <= {1}:
-        return ABSENT
+    """Return the value whose vectors a node that makes single numbers multiplies by themselves; ABSENT for others."""
     one, other = product.inputs
     source, _ = moved_from(graph, one)
     is_same = source == moved_from(graph, other)[0]
@@ -88,6 +87,8 @@ def _variance(graph: Graph, root: Node) -> tuple[set[int], set[int]]:
     """Return nodes from the squared values to the root, and the values that were squared and summed."""
     walk = op_facts().norm_arithmetic
     reductions = op_facts().reductions
+    # Ops that add up squares by stored weights, or in windows, as GDN layers do.
+    mixing = (op_facts().contractions | op_facts().means) - reductions
     nodes = {root.index}
     bases = set[int]()
     # ReduceL2 squares, sums and takes the root in one op.
@@ -101,7 +102,10 @@ def _variance(graph: Graph, root: Node) -> tuple[set[int], set[int]]:
         adds_squares = node.key in ("ReduceSumSquare", "Einsum", "MatMul")
         added = _squared_by(graph, node) if adds_squares else set[int]()
         square = None
-        if node.key in reductions or _is_weighted_sum(graph, node):
+        is_sum = node.key in reductions
+        if node.key in mixing:
+            is_sum = all(map(graph.constants.is_constant, node.reads[1:]))
+        if is_sum:
             square = maker_of(graph, node.input(0))
         squared = set[int]() if square is None else _squared_by(graph, square)
         if node.key not in walk and not (added or squared):
@@ -117,14 +121,6 @@ def _variance(graph: Graph, root: Node) -> tuple[set[int], set[int]]:
     for base in list(bases):
         nodes |= _centring(graph, base, bases)
     return nodes, bases
-
-
-def _is_weighted_sum(graph: Graph, node: Node) -> bool:
-    """Return whether a node adds up its first input by stored weights or in windows, as GDN layers add up squares."""
-    facts = op_facts()
-    is_sum = node.key in (facts.contractions | facts.means) - facts.reductions
-    others = node.reads[1:]
-    return is_sum and all(map(graph.constants.is_constant, others))
 
 
 def _centring(graph: Graph, base: int, bases: set[int]) -> set[int]:

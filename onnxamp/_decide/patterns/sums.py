@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from typing import Final
 
+from onnxamp._decide.kinds import Hazard, HazardKind, in_range
 from onnxamp._decide.patterns.find import patterns_of
+from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import Node
@@ -64,11 +66,8 @@ def _leads_to_sum(graph: Graph, division: Node) -> bool:
     return False
 
 
-def readers_of_sum(graph: Graph, node: Node, seen: set[int]) -> Iterator[Node]:
-    """Yield the nodes that read a sum as it is, moved, added to something, or multiplied with a matrix.
-
-    Nodes are added to ``seen``, so that all walks of a graph together take linear time.
-    """
+def _readers(graph: Graph, node: Node, seen: set[int]) -> Iterator[Node]:
+    """Yield the nodes that read a sum as it is, moved, added to something, or multiplied with a matrix."""
     facts = op_facts()
     stack = [(node, False)]
     while stack:
@@ -78,7 +77,21 @@ def readers_of_sum(graph: Graph, node: Node, seen: set[int]) -> Iterator[Node]:
                 continue
             seen.add(reader.index)
             yield reader
-            if reader.index in graph.exact or reader.key in facts.additive:
+            if reader.index in graph.exact:
                 stack.append((reader, is_product))
-            elif reader.key in facts.contractions and not is_product:
+            elif not is_product and reader.key in facts.additive:
+                stack.append((reader, False))
+            elif not is_product and reader.key in facts.contractions:
                 stack.append((reader, True))
+
+
+def unfinished(
+    graph: Graph, node: Node, seen: set[int], low: Format, kind: HazardKind
+) -> Iterator[Hazard]:
+    """Yield the hazards of the nodes that read a sum before it is divided.
+
+    Nodes are added to ``seen``, so that all walks of a graph together take linear time.
+    """
+    why = f"reads the sum of {node.label!r} before anything divides it"
+    for reader in _readers(graph, node, seen):
+        yield Hazard(reader.index, kind, why, unless=in_range(graph, reader, low))
