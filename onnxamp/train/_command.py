@@ -95,7 +95,7 @@ def _fit(net: TrainNetwork, batches: Batches, given: Given) -> list[tuple[float,
     """Train for the epochs that are left; returns one row per epoch.
 
     Raises:
-        RuntimeFailure: no update was made.
+        RuntimeFailure: no update was made, or weights are no longer numbers.
     """
     before = net.steps
     first = before // len(batches)
@@ -126,6 +126,12 @@ def _fit(net: TrainNetwork, batches: Batches, given: Given) -> list[tuple[float,
         raise RuntimeFailure(
             f"All {updates} updates were skipped because gradients overflowed: train for longer, so that the loss scale"
             " can fall, or start with a smaller one (--loss-scale dynamic:1024)."
+        )
+    state = net.state()
+    lost = [name for name in net.plan.weights if not np.isfinite(state[name]).all()]
+    if lost:
+        raise RuntimeFailure(
+            f"The weights became NaN or infinite, such as {lost[0]!r}: look for such numbers in the data, or lower --lr."
         )
     return rows
 

@@ -139,8 +139,10 @@ def test_ops_that_onnx_runtime_no_longer_has(op: str, attributes: dict[str, Any]
 
 
 def test_an_unsqueeze_of_no_axes_keeps_its_input() -> None:
+    node = helper.make_node("Unsqueeze", ["x"], ["y"])
+    node.attribute.add(name="axes", type=onnx.AttributeProto.INTS)
     graph = helper.make_graph(
-        [helper.make_node("Unsqueeze", ["x"], ["y"], axes=[])], "g",
+        [node], "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])],
     )  # fmt: skip

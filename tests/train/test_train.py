@@ -63,6 +63,45 @@ def test_the_loss_falls_and_the_model_is_read_only() -> None:
     assert net.runs_on in ("CPU", "CUDA")
 
 
+def test_statistics_that_share_a_tensor_with_weights() -> None:
+    """Exporters store equal tensors once: the scale and the variance of a new BatchNormalization are both ones."""
+    nodes = [make("BatchNormalization", "x one zero MEAN VAR", "n"), make("MatMul", "n w", "y")]
+    losses = []
+    for mean, variance in (("mean", "variance"), ("zero", "one")):
+        for node in nodes[:1]:
+            node.input[3:5] = [mean, variance]
+        weights = {"one": np.ones(4), "zero": np.zeros(4), "mean": np.zeros(4), "variance": np.ones(4)}
+        weights = {name: array for name, array in weights.items() if name in nodes[0].input}
+        model = network(nodes, weights | {"w": np.eye(4, 3)}, ["N", 4], ["N", 3])
+        net = build_train_network(model, SGD(learning_rate=0.3), "cross-entropy")
+        x = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
+        losses.append([net.step({"x": x, "label": np.arange(6) % 3}).loss for _ in range(10)])
+        assert set(net.plan.weights) == {"one", "zero", "w"}
+        assert run(make_session(net.export()), {"x": x})["y"].shape == (6, 3)
+    assert losses[0] == losses[1]
+
+
+def test_the_bias_of_a_layer_with_one_output() -> None:
+    nodes = [make("MatMul", "x w", "h"), make("Add", "h b", "y")]
+    model = network(nodes, {"w": np.ones((3, 1)), "b": np.zeros(1)}, ["N", 3], ["N", 1])
+    assert set(build_train_network(model, SGD(), "mean-squared-error").plan.weights) == {"w", "b"}
+
+
+def test_masks_are_no_weights() -> None:
+    """Weight decay would make NaN of minus infinity."""
+    nodes = [make("MatMul", "x w", "h"), make("Add", "h mask", "y")]
+    mask = np.triu(np.full((4, 4), -np.inf), 1)
+    model = network(nodes, {"w": np.ones((4, 4)), "mask": mask}, [4, 4], [4, 4])
+    net = build_train_network(model, SGD(weight_decay=0.1), "mean-squared-error")
+    assert set(net.plan.weights) == {"w"}
+
+
+def test_labels_of_fewer_samples() -> None:
+    net = build_train_network(mlp(), SGD(), "mean-squared-error")
+    with pytest.raises(onnxamp.ArgumentError, match="'label' has the size 1 in 'N', and others 4"):
+        net.step({"x": feeds()["x"], "label": np.zeros((1, 3), np.float32)})
+
+
 @pytest.mark.parametrize("ir_version", [3, 8])
 def test_weights_that_are_listed_as_inputs_are_trained(ir_version: int) -> None:
     """Older exporters list all of them; before IR version 4 they had to."""
