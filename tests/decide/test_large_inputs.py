@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from graphs.case import parse
+from judge_numbers import emulated
 from onnx import ModelProto, numpy_helper
 
 import onnxamp
@@ -172,6 +173,32 @@ def test_sums_that_leave_the_range(name: str) -> None:
     model = model_of(text, **weights)
     given = {key: np.asarray(array, np.float32) for key, array in feeds.items()}
     assert onnxamp.diff_models(model, onnxamp.convert_model(model), given, provider="cpu").passed
+
+
+@pytest.mark.parametrize("ending", [
+    "a = Relu (h) o = MatMul (a, v) s = Mul (o, scale) y = Add (s, mean)", "a = Relu (h) y = Gemm (a, folded, mean)",
+])  # fmt: skip
+def test_channels_of_very_different_scale(ending: str) -> None:
+    """Temperatures beside mixing ratios: the norm of all of them says nothing about the small ones."""
+    scale, mean = np.array([12, 5, 6e-9, 2e-8]), np.array([285, 0, 5e-9, 6e-8])
+    v = RNG.standard_normal((8, 4)) / 3
+    weights = {"w": product(), "v": v, "folded": v * scale, "scale": scale, "mean": mean}
+    model = model_of(f"(float[N,8] x) => (float[N,4] y) {{ h = MatMul (x, w) {ending} }}", **weights)
+    used = {name for node in model.graph.node for name in node.input}
+    unused = [tensor for tensor in model.graph.initializer if tensor.name not in used]
+    for tensor in unused:
+        model.graph.initializer.remove(tensor)
+    x = {"x": RNG.standard_normal((32, 8)).astype(np.float32)}
+    one, other = (emulated(each, x)[0] for each in (model, onnxamp.convert_model(model)))
+    assert (np.abs(other - one) <= 1e-2 * np.abs(one).max(0)).all()
+
+
+def test_a_temperature_is_no_mask() -> None:
+    """Random inputs would be zero otherwise, and the logits infinite."""
+    text = """(float[1,8] x, float[1] temperature) => (float[1,8] y) {
+        h = MatMul (x, w) s = Div (h, temperature) y = Softmax (s) }"""
+    model = model_of(text, w=product())
+    assert onnxamp.diff_models(model, model, provider="cpu").passed
 
 
 @pytest.mark.parametrize("level", ["O2", "O3"])

@@ -20,6 +20,7 @@ from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import attribute, attribute_of, op_facts
 from onnxamp._graph.exact_walks import makers_through_exact
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.numbers.channels import weight_lengths
 from onnxamp._graph.numbers.distances import expanded_distances
 from onnxamp._graph.numbers.moments import DIFFERENCES, moment_difference
 from onnxamp._graph.numbers.offsets import removes_offset
@@ -288,26 +289,6 @@ def _offset_product(
             yield from dict.fromkeys((end.index, node.index))
 
 
-def weight_lengths(graph: Graph, node: Node) -> NDArray[np.float64] | None:
-    """Return the lengths of the vectors of weights by which a product multiplies its first input; None for others."""
-    if node.key not in ("Gemm", "MatMul", "Conv"):
-        return None
-    weights = graph.constants.numbers(node.input(1))
-    if weights is None or weights.ndim < 2 or not 0 < weights.size <= _MOST_WEIGHTS:
-        return None
-    if node.key == "Conv":
-        rows = weights.reshape(len(weights), -1)
-    elif weights.ndim == 2:
-        is_turned = bool(attribute_of(node.proto, "transB", 0))
-        rows = weights if is_turned else weights.T
-    else:
-        return None
-    # Factors alpha and beta of a Gemm are 1 in layers.
-    return np.asarray(np.linalg.norm(rows.astype(np.float64), axis=1))
-
-
-_MOST_WEIGHTS: Final = 1 << 20
-"""Weights of a first layer up to which their lengths are computed: milliseconds."""
 _MAGNIFIES: Final = 4.0
 """Lengths of weights from which on they are made for numbers far below a unit."""
 _OFFSET: Final = 8.0

@@ -22,6 +22,7 @@ from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import attribute, attribute_of, op_facts
 from onnxamp._graph.exact_walks import makers_through_exact, readers_through_exact
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.numbers.channels import channel_factors
 from onnxamp._graph.numbers.damaged import damaged
 from onnxamp._graph.numbers.extremes import DIGITS, shrinking
 from onnxamp._graph.numbers.known import floats_of, is_out_of_range, stats_of
@@ -69,6 +70,46 @@ def tiny_factors(graph: Graph, low: Format) -> Iterator[Hazard]:
         why = f"{verb} by {number:.6g}; the smallest {low.name} number is {low.smallest_subnormal:.6g}"
         claims = large_enough(graph, node, least, value)
         yield Hazard(node.index, KIND, why, value=value, unless=claims)
+
+
+def tiny_channels(graph: Graph, low: Format) -> Iterator[Hazard]:
+    """Yield the nodes that make channels of a result of very different scale, some of which low precision loses.
+
+    Forecasts of temperatures beside mixing ratios are such results: each is scaled by its own deviation at the end.
+    """
+    least = DIGITS * low.smallest_subnormal
+    for value in graph.scopes[0].outputs:
+        nodes = _ending(graph, value)
+        factors = channel_factors(graph, nodes[-1]) if nodes else None
+        if factors is None:
+            continue
+        used = factors[factors > 0]
+        if used.size < 2 or not used.min() < least <= used.max():
+            continue
+        why = f"makes channels of a result, one of which is scaled by {used.min():.3g}"
+        for node in nodes:
+            yield Hazard(node.index, KIND, why)
+
+
+def _ending(graph: Graph, value: int) -> list[Node]:
+    """Return the nodes that make a result, from the last one back to the first that does more than add or move."""
+    found = list[Node]()
+    while len(found) < _MOST_ENDING:
+        maker = graph.producer(value)
+        if maker is None:
+            return []
+        found.append(maker)
+        computed = graph.computed_inputs(maker)
+        is_kept = maker.key in op_facts().additive | {"Cast"}
+        is_kept = is_kept or maker.index in graph.exact
+        if not is_kept or len(computed) != 1:
+            return found
+        value = computed[0]
+    return []
+
+
+_MOST_ENDING: Final = 5
+"""Nodes at the end of a model: scales, a mean that is added, data movement."""
 
 
 def large_moments(graph: Graph, low: Format) -> Iterator[Hazard]:
@@ -220,6 +261,7 @@ class _Ranges(HazardKind):
     def find(self, graph: Graph, low: Format, /) -> Iterator[Hazard]:
         yield from constant_ranges(graph, low)
         yield from tiny_factors(graph, low)
+        yield from tiny_channels(graph, low)
         yield from large_moments(graph, low)
         yield from held_numbers(graph, low)
         yield from damaged_constants(graph, low)

@@ -59,7 +59,7 @@ def added_masks(graph: Graph) -> AddedMasks:
     given = Given(graph)
     walks = dict[int, MaskWalk]()
     for value in graph.scopes[0].inputs:
-        if not is_float_input(graph, value):
+        if not is_float_input(graph, value) or _divides(graph, value):
             continue
         # Scores may be an input as well. Then nothing but another input is there to tell them from a mask.
         for others in (given, None):
@@ -68,6 +68,13 @@ def added_masks(graph: Graph) -> AddedMasks:
                 walks[value] = walk
                 break
     return _gathered(graph, sinks, given, walks)
+
+
+def _divides(graph: Graph, value: int) -> bool:
+    """Return whether a node divides by a value, as by the temperature of logits."""
+    divisors = op_facts().divisors
+    readers = graph.consumers(value)
+    return any(port in divisors.get(node.key, ()) for node, port in readers)
 
 
 def _gathered(
