@@ -64,7 +64,8 @@ def cure(target: str, typing: "NodeTyping") -> str:
     if any(row.takes(signature, raised) for row in rows):
         is_wide = any(BFLOAT16.tensor in kind for kind in typing.bound.values())
         return f"Keep it in float32 (--keep-fp32 NAME){' or use float16' if is_wide else ''}."
-    if newer := [row.since for row in rows if row.since > signature.since]:
+    later = (row for row in rows if row.since > signature.since)
+    if newer := [row.since for row in later if _admits(row.types, typing.bound)]:
         return f"Upgrade the model: kernels start at opset {min(newer)}."
     return "Replace the op, or register your own kernels for it."
 

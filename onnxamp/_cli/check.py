@@ -83,7 +83,12 @@ def _checked(path: Path, given: Given) -> tuple[Audit, RunCheck | None]:
     )
     if not given.static:
         faults = opening_faults(opened)
-        audit = replace(audit, findings=ordered((*audit.findings, *faults)))
+        is_refused = any(fault.severity == "error" for fault in faults)
+        audit = replace(
+            audit,
+            findings=ordered((*audit.findings, *faults)),
+            loads_from=None if is_refused else audit.loads_from,
+        )
     run = None if given.static or samples is None else _run(opened, samples, given)
     confirm_sources()
     if given.html:

@@ -17,6 +17,7 @@ from onnxamp._base.records import record
 from onnxamp._base.state import StateLike, opened
 from onnxamp._facts.ops import op_facts, op_key
 from onnxamp._model.model import Model, ModelSource
+from onnxamp._model.protos import all_nodes
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._model.weights import SENTINEL
 from onnxamp._numerics.results import FirstBad, RunCheck, ValueCheck
@@ -49,13 +50,27 @@ class OpFilter(NamedTuple):
         """Return whether nodes of this op type are checked."""
         return op not in self.skip and (not self.only or op in self.only)
 
-    def check(self, seen: Collection[str]) -> None:
-        """Raise ArgumentError if no node of the model is of one of these op types."""
-        if unknown := sorted((self.only | self.skip).difference(seen)):
+    def check(self, seen: Collection[str], others: Collection[str]) -> None:
+        """Check that the op types are those of nodes.
+
+        Args:
+            seen: the op types of nodes whose values were examined.
+            others: those of all nodes, in bodies and functions as well.
+
+        Raises:
+            ArgumentError: no node is of one of the op types, or none that was examined is of one of ``only``.
+        """
+        known = {*seen, *others}
+        if unknown := sorted((self.only | self.skip) - known):
             text = (
                 f"No node of the model is of op type {', '.join(map(repr, unknown))}."
             )
-            raise ArgumentError(text + suggestion(seen, unknown[0]))
+            raise ArgumentError(text + suggestion(known, unknown[0]))
+        if unseen := sorted(self.only.difference(seen)):
+            raise ArgumentError(
+                f"No node of op type {', '.join(map(repr, unseen))} was examined: values in bodies are not, nor those in"
+                " branches that no sample takes."
+            )
 
 
 @unchanged_sources()
@@ -231,7 +246,12 @@ class Check:
     ) -> RunCheck:
         """Return the report with all measurements, and the first fault in words."""
         nodes = chain.from_iterable(group.flow.nodes for group in groups)
-        self.ops.check({op_key(node) for node in nodes})
+        proto = self.model.proto
+        every = chain(
+            all_nodes(proto.graph.node),
+            *(all_nodes(function.node) for function in proto.functions),
+        )
+        self.ops.check(set(map(op_key, nodes)), set(map(op_key, every)))
         checks = list[tuple[list[ValueCheck], str]]()
         for group in groups:
             taken = [row for row in group.checks() if self.ops.takes(row.op)]

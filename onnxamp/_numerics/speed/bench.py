@@ -53,7 +53,7 @@ from onnxamp._runtime.sessions.starting import (
     without_optimizers,
 )
 from onnxamp._runtime.sessions.values import Feed, check_inputs
-from onnxamp._runtime.sizes import listed
+from onnxamp._runtime.sizes import is_open, listed
 
 Told: TypeAlias = Callable[[int, int], None]
 Source: TypeAlias = ModelProto | str | PathLike[str]
@@ -244,6 +244,10 @@ def _make_inputs(
             "Batch sizes apply only to random inputs: leave --batch or the inputs out."
         )
     lead = _leading_dimension(proto) if batches else ""
+    if lead in dims:
+        raise ArgumentError(
+            f"--batch and --dim {lead} both set the leading dimension: drop one of the two."
+        )
     text = "given inputs" if feeds is not None else f"random inputs (seed {seed})"
     text += f", {listed(dims)}" if dims else ""
     return _Inputs(
@@ -266,7 +270,7 @@ def _leading_dimension(proto: ModelProto) -> str:
     names = Counter[str]()
     for entry in fed_inputs(proto.graph):
         dims = entry.type.tensor_type.shape.dim
-        if dims and not dims[0].HasField("dim_value"):
+        if dims and is_open(dims[0]):
             dims[0].dim_param = dims[0].dim_param or "batch"
             names[dims[0].dim_param] += 1
     if not names:
