@@ -82,7 +82,7 @@ def _checked(path: Path, given: Given) -> tuple[Audit, RunCheck | None]:
         opened, given.target, shapes=shapes, build=feeds if given.build else None
     )
     if not given.static:
-        faults = opening_faults(opened)
+        faults = tuple(opening_faults(opened))
         is_refused = any(fault.severity == "error" for fault in faults)
         audit = replace(
             audit,
