@@ -141,8 +141,8 @@ def has_near_one(graph: Graph, value: int, low: Format) -> bool:
     stats = graph.constants.stats(value)
     if stats is None or not 0 < stats.largest <= 1 or stats.uniform is not None:
         return False
-    numbers = graph.constants.numbers(value)
-    if numbers is None or numbers.size > _MOST_NUMBERS:
+    numbers = graph.constants.numbers(value, most=_MOST_NUMBERS)
+    if numbers is None:
         return False
     is_near = (numbers < 1) & (numbers > 1 - _DIGITS * low.epsilon)
     return bool((numbers >= 0).all() and is_near.any())
@@ -165,8 +165,8 @@ def _has_both_signs(graph: Graph, node: Node) -> bool:
     """Return whether a node is a product with a matrix that has a positive and a negative number in a column."""
     if node.key not in ("MatMul", "Gemm"):
         return False
-    weights = graph.constants.numbers(node.input(1))
-    if weights is None or weights.ndim != 2 or weights.size > _MOST_NUMBERS:
+    weights = graph.constants.numbers(node.input(1), most=_MOST_NUMBERS)
+    if weights is None or weights.ndim != 2:
         return False
     axis = 1 if attribute_of(node.proto, "transB", 0) else 0
     return bool(((weights > 0).any(axis) & (weights < 0).any(axis)).any())

@@ -181,10 +181,15 @@ class Constants:
         )
         return bool(np.array_equal(rounded, array.astype(np.float32), equal_nan=True))
 
-    def numbers(self, value: int) -> NDArray[np.float32] | None:
-        """Return all numbers of a float32 constant; None if it is not stored as a tensor."""
+    def numbers(
+        self, value: int, *, most: int | None = None
+    ) -> NDArray[np.float32] | None:
+        """Return all numbers of a float32 constant; None if it is not stored as a tensor, or has more than ``most``."""
         tensor = self.tensors.get(self.source(value))
-        return None if tensor is None else read_array(tensor, self.folder)
+        # Weights may be behind a URL. Those that are too many are not even read.
+        if tensor is None or (most is not None and prod(tensor.dims) > most):
+            return None
+        return read_array(tensor, self.folder)
 
     def scalar(self, value: int) -> float | None:
         """Return the number in a constant of one element, None for any other value.

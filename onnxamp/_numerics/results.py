@@ -255,7 +255,7 @@ class DiffReport(Shown):
     redrawn: bool = False
     """Whether more random samples than usual were compared, because errors are close to their limits."""
     coarse: float | None = None
-    """What the default limit allows because the reference rounds values to integers; None if it was not measured."""
+    """What the default limit allows because the reference rounds values to integers; None for nothing."""
     loaded: str = ""
     """The runtime that opened the file of the result with its default options ("ONNX Runtime 1.31.1 on CUDA"), without
     a provider if it is not that of the target; "" if nothing did.

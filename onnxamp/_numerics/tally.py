@@ -136,7 +136,7 @@ def finished(report: DiffReport, tally: Tally, limits: Limits) -> DiffReport:
         tokens=tuple(tally.tokens.values()),
         perplexity=tally.perplexity,
         choices=tuple(tally.choices.values()),
-        coarse=limits.coarse,
+        coarse=limits.coarse or None,
     )
     if limits.coarse and report.lowest != "float32":
         notes.append(COARSE.format(limits.coarse))

@@ -387,9 +387,9 @@ def test_the_price_of_a_cure_is_said_in_casts() -> None:
     assert re.search(rf"with {after} Casts?,? {told}", " ".join(result.output.split()))
 
 
-def many(there: str, back: str, by: int, more: str = "", outputs: str = "") -> str:
+def many(there: str, back: str, by: int, more: str = "", outputs: str = "", of: str = "X") -> str:
     """A product beside more pairs of ops than a cure may name, which only O2 lowers, and what else is asked for."""
-    pairs = "".join(f"[to_{i}] a{i} = {there} (X, c) [from_{i}] Y{i} = {back} (a{i}, c) " for i in range(14))
+    pairs = "".join(f"[to_{i}] a{i} = {there} ({of}, c) [from_{i}] Y{i} = {back} (a{i}, c) " for i in range(14))
     outputs += ", ".join(f"float[4,4] Y{i}" for i in range(14))
     return saved(
         f"(float[4,4] X) => (float[4,4] Z, {outputs}) <float c = {{{by}}}> {{ Z = MatMul (X, X) {pairs} {more} }}"
@@ -434,7 +434,7 @@ def test_measurements_do_not_lower_what_an_epsilon_guards() -> None:
 
 @pytest.mark.slow
 def test_level_o1_is_tried_where_ops_break() -> None:
-    path = many("Mul", "Div", 1000)  # products overflow
+    path = many("Mul", "Div", 1000, of="Z")  # products overflow
     np.savez("x.npz", X=np.full((4, 4), 100, "f"))
     result = run("convert", path, "--strict", "--inputs", "x.npz", "-v")
     assert result.exit_code == 0, result.output

@@ -403,3 +403,27 @@ def test_powers_out_of_range(power: float) -> None:
     with np.errstate(all="ignore"):
         plan = onnxamp.plan_model(model, "O3", rescale=True, samples=feeds)
     assert "q" not in {row.value for row in plan.options.rescaling.scaled}
+
+
+GATE = """
+<ir_version: 8, opset_import: ["" : 17]>
+gate (float[16,64] x) => (float[16,64] y) {
+  k = MatMul (x, w1)
+  v = MatMul (x, w2)
+  e = Exp (k)
+  s = Mul (e, v)
+  h = MatMul (s, w3)
+  y = Add (h, v)
+}
+"""
+"""An exponential beside values of a few units. It leaves the range on inputs made to be hard."""
+
+
+def test_large_exponentials_take_no_digits_of_others() -> None:
+    model = model_of(GATE, ("w1", (64, 64), 0.45), ("w2", (64, 64), 1 / 8), ("w3", (64, 64), 1 / 8))
+    feeds = {"x": np.random.default_rng(1).standard_normal((16, 64)).astype(np.float32)}
+    result = onnxamp.convert_model(model, "O2", rescale=True, samples=feeds)
+    assert error_of(model, result, feeds) < 4e-3
+    low = run_original(result, feeds)
+    assert low is not None
+    assert low[0].all()

@@ -18,8 +18,12 @@ from onnxamp._decide.exponents.windows import (
 from onnxamp._decide.kinds import ByExponents, find_hazards
 from onnxamp._facts.dtypes import FLOAT, Format
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.numbers.extremes import DIGITS
 from onnxamp._options.options import Options
 from onnxamp._options.values import Rescaling, Unfit
+
+_TRIALS: Final = 4
+"""Values that are given up one after the other, so that others keep their digits."""
 
 _SHOWN: Final = 6
 """Most nodes of a chain that a sentence names."""
@@ -73,11 +77,7 @@ def find_rescaling(graph: Graph, options: Options, ranges: Ranges) -> Rescaling:
         both = window if partial is None else window_for_sums(window, partial, low)
         equations.problem.windows[equations.values[value]] = both
     add_constant_windows(equations, low)
-    solution = solve(equations.problem)
-    exponents = {
-        value: solution.exponents[variable]
-        for value, variable in equations.values.items()
-    }
+    solution, exponents = _solved(equations, low, measured)
     scaled = rows_of(equations, solution.exponents, measured)
     unfit = tuple(_unfit(equations, solution, low, measured, exponents))
     fitting = (
@@ -87,6 +87,54 @@ def find_rescaling(graph: Graph, options: Options, ranges: Ranges) -> Rescaling:
     )
     known = (*(names[value] for value in fitting), *ranges.centered)
     return Rescaling(scaled, unfit, sums=known, gap=solution.gap)
+
+
+def _solved(
+    equations: Equations, low: Format, measured: Mapping[int, float]
+) -> tuple[Solution, dict[int, int]]:
+    """Return the exponents that bring values into range without taking all digits from others.
+
+    An exponential may be so large for some inputs that what is computed with it would become tiny. The largest value
+    stays in float32 then.
+    """
+    windows = equations.problem.windows
+    solution, exponents = _exponents(equations)
+    for _ in range(_TRIALS):
+        if not _takes_digits(exponents, low, measured):
+            break
+        beyond = [
+            value
+            for value, number in measured.items()
+            if number > low.max_finite and equations.values.get(value) in windows
+        ]
+        if not beyond:
+            break
+        largest = max(beyond, key=measured.__getitem__)
+        del windows[equations.values[largest]]
+        solution, exponents = _exponents(equations)
+    return solution, exponents
+
+
+def _exponents(equations: Equations) -> tuple[Solution, dict[int, int]]:
+    """Solve the equations; return the solution, and the exponent by value."""
+    solution = solve(equations.problem)
+    by_value = {
+        value: solution.exponents[variable]
+        for value, variable in equations.values.items()
+    }
+    return solution, by_value
+
+
+def _takes_digits(
+    exponents: Mapping[int, int], low: Format, measured: Mapping[int, float]
+) -> bool:
+    """Return whether exponents make a value so small that its elements lose their digits."""
+    # Elements far below the largest have digits as well.
+    least = DIGITS * low.smallest_normal
+    return any(
+        number >= least > number * 2.0 ** -exponents.get(value, 0)
+        for value, number in measured.items()
+    )
 
 
 def _unfit(

@@ -202,7 +202,8 @@ class _AffineInputs:
         most = max((one.max() for one in lengths if one is not None), default=0.0)
         if most < _MAGNIFIES:
             return np.zeros(shift.shape, bool)
-        return np.asarray(shift * self.low.epsilon * most > _ROUNDED)
+        # As a quotient, so that infinite weights make no NaN of a shift of zero.
+        return shift > _ROUNDED / (self.low.epsilon * most)
 
     def _form(self, node: Node) -> NDArray[np.float64] | None:
         """Return the scale and the shift that a node's result has of the input; None if it has another form."""
@@ -216,8 +217,8 @@ class _AffineInputs:
         if node.key not in op_facts().linear or len(known) != 1:
             is_uniform = scale.size == shift.size == 1
             return np.stack([scale, shift]) if is_uniform and not known else None
-        numbers = constants.numbers(known[0])
-        if numbers is None or numbers.size > _MOST:
+        numbers = constants.numbers(known[0], most=_MOST)
+        if numbers is None:
             return None
         number = numbers.astype(np.float64)
         is_first = node.inputs[0] == known[0]

@@ -60,8 +60,8 @@ def _listed(graph: Graph) -> Iterator[int]:
 
 def _is_list(graph: Graph, value: int) -> bool:
     """Return whether a constant holds many different integers, or halves, as grids of centers do, and no others."""
-    numbers = graph.constants.numbers(value)
-    if numbers is None or numbers.size > _MOST:
+    numbers = graph.constants.numbers(value, most=_MOST)
+    if numbers is None:
         return False
     # Masks hold the lowest number of the type. Its double is infinite, which is a whole number here as well.
     with np.errstate(over="ignore"):

@@ -14,8 +14,8 @@ def weight_lengths(graph: Graph, node: Node) -> NDArray[np.float64] | None:
     """Return the lengths of the vectors of weights by which a product multiplies its first input; None for others."""
     if node.key not in ("Gemm", "MatMul", "Conv"):
         return None
-    weights = graph.constants.numbers(node.input(1))
-    if weights is None or weights.ndim < 2 or not 0 < weights.size <= _MOST_WEIGHTS:
+    weights = graph.constants.numbers(node.input(1), most=_MOST_WEIGHTS)
+    if weights is None or weights.ndim < 2 or not weights.size:
         return None
     if node.key == "Conv":
         rows = weights.reshape(len(weights), -1)
@@ -33,8 +33,8 @@ def channel_factors(graph: Graph, node: Node) -> NDArray[np.float64] | None:
     if node.key not in ("Mul", "Div"):
         return weight_lengths(graph, node)
     for value in node.inputs[1:] if node.key == "Div" else node.inputs:
-        numbers = graph.constants.numbers(value)
-        if numbers is not None and 0 < numbers.size <= _MOST_WEIGHTS:
+        numbers = graph.constants.numbers(value, most=_MOST_WEIGHTS)
+        if numbers is not None and numbers.size:
             sizes = np.abs(numbers.astype(np.float64).reshape(-1))
             with np.errstate(divide="ignore"):
                 return np.asarray(1 / sizes if node.key == "Div" else sizes)

@@ -60,8 +60,10 @@ def scaled_down_by(graph: Graph, raw: RawInputs, node: Node) -> float | None:
     pairs += [] if is_divided else [(node.inputs[1], node.inputs[0])]
     for value, other in pairs:
         source = raw.sums.get(value, raw.means.get(value, value))
-        numbers = graph.constants.numbers(other) if raw.are_plain([source]) else None
-        if numbers is None or numbers.size > _MOST:
+        if not raw.are_plain([source]):
+            continue
+        numbers = graph.constants.numbers(other, most=_MOST)
+        if numbers is None:
             continue
         sizes = np.abs(numbers.astype(np.float64).reshape(-1))
         factors = sizes[sizes > 0]
@@ -94,8 +96,8 @@ def weighs_large_features(graph: Graph, raw: RawInputs, node: Node) -> bool:
     """
     if node.key not in ("Gemm", "MatMul") or not raw.are_plain(node.inputs[:1]):
         return False
-    weights = graph.constants.numbers(node.input(1))
-    if weights is None or weights.ndim != 2 or not 0 < weights.size <= _MOST_WEIGHTS:
+    weights = graph.constants.numbers(node.input(1), most=_MOST_WEIGHTS)
+    if weights is None or weights.ndim != 2 or not weights.size:
         return False
     is_turned = bool(attribute_of(node.proto, "transB", 0))
     largest = np.abs(weights).max(axis=0 if is_turned else 1)

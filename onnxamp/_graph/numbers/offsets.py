@@ -5,7 +5,6 @@ up to 0, as those of an edge filter and of a matrix that subtracts the mean.
 """
 
 from collections.abc import Callable
-from math import prod
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -53,11 +52,8 @@ def _is_made(
 def _rows(graph: Graph, node: Node, product: Product) -> _Weights | None:
     """Return the constant weights of a product, those of a result in a row; None for those that are not looked at."""
     value = node.input(product.weight)
-    tensor = graph.constants.tensors.get(value)
-    if tensor is None or len(tensor.dims) < 2 or not 0 < prod(tensor.dims) <= _MOST:
-        return None
-    numbers = graph.constants.numbers(value)
-    if numbers is None:
+    numbers = graph.constants.numbers(value, most=_MOST)
+    if numbers is None or numbers.ndim < 2 or not numbers.size:
         return None
     weights = numbers.astype(np.float64)
     if not np.isfinite(weights).all():
