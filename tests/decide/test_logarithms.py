@@ -30,6 +30,11 @@ KEPT = {
     "Tanh": "t = Tanh (h) s = Mul (t, t) q = Sub (one, s) y = Log (q)",
     "a bounded Tanh": "t = Tanh (h) s = Mul (t, t) q = Sub (one, s) r = Relu (q) a = Add (r, tiny) y = Log (a)",
     "Erf": "t = Erf (h) q = Add (one, t) y = Log (q)",
+    "a mixture": "p = Softmax (h) m = MatMul (p, shares) y = Log (m)",
+    "a mixture of mixtures": """p = Softmax (h) t = Transpose <perm = [1, 0]> (shares) q = Softmax (t)
+        m = MatMul (p, q) y = Log (m)""",
+    "a step of a hidden Markov model": """l = ReduceMax <axes = [1]> (h) d = Sub (h, l) e = Exp (d)
+        s = MatMul (e, shares) g = Log (s) y = Add (g, l)""",
     "in a body": """yes = Greater (first, first)
         y = If (yes) <then_branch = a () => (float[N,8] u) { u = Identity (h) },
         else_branch = b () => (float[N,8] v) { p = Softmax (h) v = Log (p) }>""",
@@ -44,6 +49,8 @@ FREE = {
     "attention": "p = Softmax (h) y = MatMul (p, w)",
     "a gate and a residual": "s = Sigmoid (h) g = Mul (h, s) a = Add (g, h) b = Abs (a) c = Add (b, h) y = Log (c)",
     "LogSoftmax": "y = LogSoftmax (h)",
+    "attention before a logarithm": """p = Softmax (h) t = Transpose (h) a = MatMul (t, p)
+        b = Abs (a) y = Log (b)""",
 }
 
 
@@ -52,7 +59,9 @@ def model_of(text: str) -> ModelProto:
     model = parse(
         f"(float[N,8] x, float[N,8] mask) => (float[N,M] z) <{NUMBERS}> {{ h = MatMul (x, w) {text} z = Identity (y) }}"
     )
-    model.graph.initializer.append(numpy_helper.from_array(np.eye(8, dtype=np.float32) * 1.01, "w"))
+    tensors = {"w": np.eye(8) * 1.01, "shares": (np.eye(8) + np.eye(8, k=1)) / 2}
+    tensors = {name: array.astype(np.float32) for name, array in tensors.items() if name in text or name == "w"}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in tensors.items())
     return model
 
 

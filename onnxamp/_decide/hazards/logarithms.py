@@ -6,6 +6,7 @@ infinite, although it is an ordinary number in float32.
 """
 
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from onnxamp._decide.kinds import Claim, Effect, Fault, Hazard, HazardKind, in_range
@@ -37,6 +38,8 @@ def logarithms(graph: Graph, low: Format) -> Iterator[Hazard]:
     near = Unmixed(graph, set(sources), facts.additive)
     # A product with anything else divides well, as those of activations do that multiply by a Sigmoid.
     odds = Unmixed(graph, set(), facts.additive | facts.commutative)
+    # Products with inputs are no mixtures: they are of any sign.
+    made = Unmixed(graph, set(), facts.additive)
     ends = list[tuple[Node, int, Unmixed]]()
     for node in graph.computing:
         for port in facts.divisors.get(node.key, ()):
@@ -45,14 +48,37 @@ def logarithms(graph: Graph, low: Format) -> Iterator[Hazard]:
                 ends.append((node, port, reached))
         if node.key in facts.saturating:
             near.values.update(node.writes)
+            made.values.update(node.writes)
             # What is divided by an exponential is as large in float32.
             if node.key not in facts.growing:
                 odds.values.update(node.writes)
             continue
         if node.key in facts.odds_arithmetic:
-            near.pass_through(node)
-            odds.pass_through(node)
+            for kind in (near, odds, made):
+                kind.pass_through(node)
+        elif node.key in facts.contractions and _is_mixture(graph, node, made.values):
+            near.values.update(node.writes)
+            made.values.update(node.writes)
     yield from _paths(graph, ends, low)
+
+
+def _is_mixture(graph: Graph, node: Node, probabilities: AbstractSet[int]) -> bool:
+    """Return whether a product sums up probabilities, each multiplied by another one, or by a constant of no sign.
+
+    Such are mixtures of topics, and the steps of a hidden Markov model.
+    """
+    if probabilities.isdisjoint(node.reads):
+        return False
+    constants = graph.constants
+    others = [value for value in node.reads if value not in probabilities]
+    if not all(map(constants.is_constant, others)):
+        return False
+    weights = (constants.numbers(value, most=_MOST_WEIGHTS) for value in others)
+    return all(numbers is not None and (numbers >= 0).all() for numbers in weights)
+
+
+_MOST_WEIGHTS: Final = 1 << 20
+"""Weights of a mixture up to which they are read: milliseconds."""
 
 
 def _paths(
