@@ -13,7 +13,13 @@ from onnxamp.train._scale_values import (
     checked_count,
     checked_scale,
 )
-from onnxamp.train._scaling import LossScaleManager, ScaleState, ScaleUpdate
+from onnxamp.train._scaling import (
+    LossScaleManager,
+    ScaleMover,
+    ScaleState,
+    ScaleUpdate,
+    keeps_methods,
+)
 
 
 class LossScaler(LossScaleManager, ABC):
@@ -71,12 +77,12 @@ class StaticLossScaler(LossScaler):
     """
 
     def __init__(self, scale_value: float) -> None:
-        self._state = ScaleState.of(checked_scale("scale_value", scale_value))
+        self.scale_state = ScaleState.of(checked_scale("scale_value", scale_value))
 
     @property
     def scale_value(self) -> NDArray[np.float32]:
         """The current scale, a float32 scalar."""
-        return self._state.arrays()[0]
+        return self.scale_state.arrays()[0]
 
     def scale(self, inputs: Any) -> Any:
         """Return the inputs, multiplied by the scale."""
@@ -123,10 +129,28 @@ class DynamicLossScaler(StaticLossScaler):
 
     def adjust(self, grads_finite: bool) -> bool:
         """Adjust the scale after an update, depending on whether its gradients were finite, and return True."""
-        factor = self.scale_factor
-        update = ScaleUpdate(factor, 1 / factor, self.scale_window, 1)
-        self._state = self._state.after(update, not grads_finite)
+        self.scale_state = self.scale_state.after(
+            self.get_update_cell(), not grads_finite
+        )
         return True
+
+    def get_update_cell(self) -> ScaleUpdate:
+        """Return how the graph of a step changes the scale."""
+        factor = self.scale_factor
+        return ScaleUpdate(factor, 1 / factor, self.scale_window, 1)
+
+    def _note(self, overflow: bool) -> None:
+        """Record nothing: the state counts."""
+
+    def _mover(self) -> ScaleMover | None:
+        names = (
+            "adjust",
+            "get_loss_scale",
+            "scale",
+            "scale_value",
+            "update_loss_scale",
+        )
+        return self if keeps_methods(self, DynamicLossScaler, *names) else None
 
 
 @door

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from math import isfinite, nan
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,6 +113,10 @@ class LossScaleManager:
         """Return whether the loss of a network that computes in this type is scaled."""
         return True
 
+    def _mover(self) -> "ScaleMover | None":
+        """Return the manager if the graph of a step can change its scale."""
+        return None
+
 
 @door
 class FixedLossScaleManager(LossScaleManager):
@@ -192,8 +196,28 @@ class ScaleState(NamedTuple):
         return self.of(float(scale), good, bad)
 
 
+class ScaleMover(Protocol):
+    """A manager whose scale the graph of a step changes. All networks of the manager share the scale."""
+
+    scale_state: ScaleState
+
+    def get_update_cell(self) -> ScaleUpdate | None:
+        """Return how the graph changes the scale; None if it does not."""
+
+    def _note(self, overflow: bool) -> None:
+        """Record an update that was made or skipped."""
+
+
+def keeps_methods(manager: LossScaleManager, base: type, *names: str) -> bool:
+    """Return whether no subclass changes methods of a class. Those of a subclass may compute any scale, which no graph
+    can follow.
+    """
+    own = type(manager)
+    return all(getattr(own, name) is getattr(base, name) for name in names)
+
+
 class MovingLossScaleManager(LossScaleManager):
-    """A manager whose scale is changed by the graph of the step. All networks of the manager share the scale."""
+    """A manager whose scale is changed by the graph of the step."""
 
     def __init__(self, scale: float) -> None:
         self.scale_state = ScaleState.of(scale)
@@ -211,6 +235,10 @@ class MovingLossScaleManager(LossScaleManager):
 
     def _note(self, overflow: bool) -> None:
         """Record an update that was made or skipped."""
+
+    def _mover(self) -> ScaleMover | None:
+        names = ("get_loss_scale", "update_loss_scale")
+        return self if keeps_methods(self, MovingLossScaleManager, *names) else None
 
 
 @door
@@ -280,22 +308,14 @@ class LossScale:
     def __init__(self, manager: LossScaleManager | None, dtype: str) -> None:
         self.manager = manager
         self.scaling: Scaling | None = None
-        self._mover: MovingLossScaleManager | None = None
+        self._mover: ScaleMover | None = None
         """The manager, if the graph changes its scale; None if methods of a subclass determine or change the scale."""
         self._seen: ScaleState | None = None
         """The state of such a manager, as the network has it."""
         if manager is None or not manager._scales(dtype):
             return
-        own = type(manager)
-        base = MovingLossScaleManager
-        # A subclass with methods of its own may compute any scale, which no graph can follow.
-        is_own = (
-            own.get_loss_scale is not base.get_loss_scale
-            or own.update_loss_scale is not base.update_loss_scale
-        )
-        moves = not is_own and manager.get_update_cell() is not None
-        if isinstance(manager, base) and moves:
-            self._mover = manager
+        if manager.get_update_cell() is not None:
+            self._mover = manager._mover()
         self.scaling = Scaling(
             manager.get_drop_overflow_update(), self._mover is not None
         )

@@ -11,6 +11,7 @@ from onnxamp.train import (
     FROM_LEVEL,
     SGD,
     DynamicLossScaleManager,
+    DynamicLossScaler,
     FixedLossScaleManager,
     GradScaler,
     LossScaleManager,
@@ -168,6 +169,28 @@ def test_a_state_brings_its_scale() -> None:
     other.step(feeds())
     other.step(feeds())
     assert manager.get_loss_scale() == 128
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_a_state_brings_the_scale_of_a_scaler(is_own: bool) -> None:
+    """The scale of a class of the user's own stays with it: only its methods know how it changes."""
+
+    class Careful(DynamicLossScaler):
+        def adjust(self, grads_finite: bool) -> bool:
+            return super().adjust(grads_finite) and super().adjust(grads_finite)
+
+    kind = Careful if is_own else DynamicLossScaler
+    scaler = kind(64, 2, 3)
+    net = built(scaler)
+    for batch in (loud(), feeds(), feeds()):
+        net.step(batch)
+    assert scaler.scale_value == 32
+    resumed = kind(2, 2, 3)
+    other = built(resumed)
+    other.load_state(net.state())
+    assert resumed.scale_value == (2 if is_own else 32)
+    other.step(feeds())
+    assert resumed.scale_value == (2 if is_own else 64)
 
 
 @pytest.mark.slow
