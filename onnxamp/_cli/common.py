@@ -146,13 +146,9 @@ def target_of(
     """
     path = model.path or Path("model.onnx")
     name = f"{path.stem}_{low_type(dtype).suffix}.onnx"
-    output: Path | None = given.output
-    if output is None:
-        target = path if given.in_place else path.parent / name
-    elif output.name == IN_FOLDER:
-        target = output.parent / name
-    else:
-        target = output / name if output.is_dir() else output
+    target = path if given.in_place else path.parent / name
+    if given.output is not None:
+        target = file_of(given.output, name)
     if not target.suffix:
         text = f"{str(target)!r} becomes a file without a suffix: '{target}.onnx' names a model, '{target}/' a folder."
         tell([text])
@@ -170,6 +166,13 @@ def target_of(
     outputs = [target, given.save_plan, given.html, given.state, failed]
     check_outputs(given, outputs, *files)
     return target
+
+
+def file_of(output: Path, name: str) -> Path:
+    """Return the file that an output of type "output" is: the path itself, or a file of this name in a folder."""
+    if output.name == IN_FOLDER:
+        return output.parent / name
+    return output / name if output.is_dir() else output
 
 
 def _given_files(given: Given) -> list[Path]:

@@ -9,6 +9,7 @@ from onnxamp._cli.common import (
     Given,
     check_outputs,
     custom_arguments,
+    file_of,
     options_of,
     overridden_by_plan,
     show,
@@ -40,9 +41,9 @@ def run(given: Given) -> None:
         )
     model = given.model
     opened = Model.of(model)
-    page = given.output or model.with_suffix(".html")
-    if page.is_dir():
-        page /= f"{model.stem}.html"
+    page = model.with_suffix(".html")
+    if given.output is not None:
+        page = file_of(given.output, page.name)
     check_outputs(given, [page], *opened.files)
     if plan is None:
         refuse_misspelled(opened, asked)

@@ -189,6 +189,7 @@ class OpFacts:
     free_sources: Mapping[str, frozenset[str]]
     """Sources as tensor types."""
     lookups: Mapping[str, tuple[Lookup, ...]]
+    placements: Mapping[str, tuple[Lookup, ...]]
     size_inputs: Mapping[str, tuple[int, ...]]
     score_masks: Mapping[str, tuple[int, ...]]
     score_outputs: Mapping[str, tuple[int, ...]]
@@ -283,7 +284,9 @@ _COLUMNS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "counts": lambda rows: tuple(Count(**row) for row in rows),
     "dtype_attribute": lambda row: DtypeAttribute(**row),
     "free_sources": lambda names: frozenset(f"tensor({name})" for name in names),
-    "lookups": lambda rows: tuple(Lookup(**row) for row in rows),
+    **dict.fromkeys(
+        ("lookups", "placements"), lambda rows: tuple(Lookup(**row) for row in rows)
+    ),
     **dict.fromkeys(
         (
             "added_epsilons",

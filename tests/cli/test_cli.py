@@ -643,6 +643,8 @@ def test_a_folder_for_the_result() -> None:
     for output in ("new/deep/", "new/deep"):
         assert run("convert", path, "-o", output).exit_code == 0
         assert [file.name for file in Path("new/deep").iterdir()] == ["model_fp16.onnx"]
+    assert run("view", path, "-o", "pages/").exit_code == 0
+    assert [file.name for file in Path("pages").iterdir()] == ["model.html"]
     Path("file").touch()
     result = run("convert", path, "-o", "file/")
     assert result.exit_code == 1

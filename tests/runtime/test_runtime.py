@@ -313,6 +313,20 @@ class TestRandomInputs:
         assert np.array_equal(found["rough"], np.floor(found["rough"]))
         assert all(x.min() == 0 for name, x in found.items() if name != "c")
 
+    def test_places_and_divisors_fit(self):
+        model = graph(
+            "float[3, 4, 8, 8] x, float[40, 4] boxes, int64[40] image, float[5, 6] s, int64[5, 40] el, float[5, 40] u,"
+            "int64[40, 2] nd, float[40] v, int64[40] by, float[1, 64, 1] wave, int64 step",
+            "float[40, 4, 1, 1] y, float[5, 6] e, float[5, 6] f, int64[40] q, float[1, F, T, 2] t",
+            """y = RoiAlign (x, boxes, image) e = ScatterElements <axis = 1> (s, el, u) f = ScatterND (s, nd, v)
+               q = Div (by, by) t = STFT (wave, step, , sixteen)""",
+            defaults="<int64 sixteen = {16}>", opset=17,
+        )  # fmt: skip
+        found = random_inputs(model)
+        largest = {name: int(found[name].max()) for name in ("image", "el", "nd")}
+        assert largest == {"image": 2, "el": 5, "nd": 4}
+        assert (found["by"].min(), found["by"].max(), found["step"] > 0) == (1, 4, True)
+
     @pytest.mark.parametrize(("kind", "lowest"), [("float", -3.4028234663852886e38), ("float16", -65504)])
     def test_masks_that_are_added_to_scores(self, kind, lowest):
         """Of three rows, one is masked in part, one not at all, and one as a whole."""

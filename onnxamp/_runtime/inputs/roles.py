@@ -24,7 +24,7 @@ class Role(Enum):
     MASK = "which elements count"
     ADDED = "a mask that is added to scores"
     SUBTRACTED = "a mask that is subtracted from scores"
-    SIZE = "a size, a shape or a number of rounds"
+    SIZE = "a size, a shape, a number of rounds or a divisor"
     POSITION = "positions along the last axis"
     LENGTH = "how many elements of an axis count"
     CACHED = "whether caches hold something"
@@ -90,7 +90,7 @@ def input_use(view: Graph, value: int, shapes: Sequence[Shape | None]) -> Use:
     markers = list[int]()
     facts = op_facts()
     for node, port in _readers(view, value):
-        tables = facts.lookups.get(node.key, ())
+        tables = facts.lookups.get(node.key) or facts.placements.get(node.key, ())
         lookups = [lookup for lookup in tables if lookup.indices == port]
         markers += _markers(view, node, port)
         if lookups:
@@ -99,7 +99,7 @@ def input_use(view: Graph, value: int, shapes: Sequence[Shape | None]) -> Use:
             view, node, port
         ):
             roles.add(Role.MASK)
-        elif port in facts.size_inputs.get(node.key, ()):
+        elif port in facts.size_inputs.get(node.key, ()) or _divides(view, node, port):
             roles.add(Role.SIZE)
     if bounds:
         role = Role.POSITION if by_name is Role.POSITION else Role.INDEX
@@ -175,9 +175,18 @@ def _rows(node: Node, lookup: Lookup, shapes: Sequence[Shape | None]) -> int | N
     axis = int(attribute(node.proto, lookup.axis) or 0) if lookup.axis else 0
     if not shape or not -len(shape) <= axis < len(shape):
         return None
-    if node.key == "GatherND":
+    if node.key in ("GatherND", "ScatterND"):
         return min((dim for dim in shape[axis:] if dim is not None), default=None)
     return shape[axis]
+
+
+def _divides(graph: Graph, node: Node, port: int) -> bool:
+    """Return whether an input is an integer by which a node divides, which must not be zero."""
+    return (
+        node.key in ("Div", "Mod")
+        and port == 1
+        and "int" in (graph.types[node.input(port)] or "")
+    )
 
 
 def _markers(graph: Graph, node: Node, port: int) -> Iterator[int]:
