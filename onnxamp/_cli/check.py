@@ -18,7 +18,7 @@ from onnxamp._cli.common import (
     place_of,
     run_options_of,
     show,
-    typed_in,
+    typed_flags,
 )
 from onnxamp._facts.providers import computes_low
 from onnxamp._facts.targets import target_of, targets
@@ -44,7 +44,7 @@ def run(given: Given) -> None:
         raise click.UsageError(
             f"--build needs --target {' or '.join(builders)}: no other target builds engines."
         )
-    running = typed_in("Inputs and runs", "Validation", "Checks")
+    running = typed_flags("Inputs and runs", "Validation", "Checks")
     unused = [flag for flag in running if flag not in ("--static", "--target")]
     if given.static and unused and not given.build:  # an engine is built for inputs
         raise click.UsageError(

@@ -277,8 +277,10 @@ def typed_options() -> frozenset[str]:
     )
 
 
-def typed_in(*groups: str) -> list[str]:
-    """Return the flags of the options of these groups of the help that the command line spells, in its order."""
+def typed_flags(*groups: str) -> list[str]:
+    """Return the flags of the options of these groups of the help that the command line spells, in its order, but not
+    those of :class:`onnxamp.Options`, which decide without a run.
+    """
     typed = typed_options()
     return [
         item.opts[0]
@@ -286,6 +288,7 @@ def typed_in(*groups: str) -> list[str]:
         if item.name in typed
         and isinstance(item, DataOption)
         and item.row.group in groups
+        and not item.row.field
     ]
 
 

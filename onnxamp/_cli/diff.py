@@ -19,7 +19,7 @@ from onnxamp._cli.common import (
     sampling_arguments,
     show,
     target_of_engine,
-    typed_in,
+    typed_flags,
     typed_options,
 )
 from onnxamp._model.model import Model
@@ -75,7 +75,7 @@ def _judged_again(limits: Limits, given: Given) -> DiffReport:
         raise ArgumentError(
             "Name two models, or one comparison that --save has written (.json)."
         )
-    if typed_in(*_RUNNING) or typed_options() & {"layers", "original"}:
+    if typed_flags(*_RUNNING) or typed_options() & {"layers", "original"}:
         raise ArgumentError(
             "A saved comparison is judged without running anything: only limits and output options apply to it."
         )

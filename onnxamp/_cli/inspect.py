@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import click
 
 from onnxamp._base.errors import OpsetError
-from onnxamp._cli.common import Given, options_of, show, tell, typed_in
+from onnxamp._cli.common import Given, options_of, show, tell, typed_flags
 from onnxamp._convert.analysis import Decided
 from onnxamp._convert.cast_trace import CastTrace, trace_casts
 from onnxamp._convert.causes import cost_sentences
@@ -50,7 +50,7 @@ def run(given: Given) -> None:
     """Run ``onnxamp inspect``."""
     opened = Model.of(given.model)
     if given.cast:
-        if unused := typed_in("Inputs and runs"):
+        if unused := typed_flags("Inputs and runs"):
             raise click.UsageError(
                 f"--cast runs nothing, so {', '.join(unused)} would have no effect: drop one or the other."
             )

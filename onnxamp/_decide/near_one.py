@@ -9,9 +9,10 @@ from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from onnxamp._facts.dtypes import Format
-from onnxamp._facts.ops import attribute_of, op_facts
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.exact_walks import makers_through_exact
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.numbers.channels import MOST_WEIGHTS, weight_rows
 from onnxamp._graph.numbers.distances import cosine_nodes
 from onnxamp._graph.view import Node
 
@@ -141,7 +142,7 @@ def has_near_one(graph: Graph, value: int, low: Format) -> bool:
     stats = graph.constants.stats(value)
     if stats is None or not 0 < stats.largest <= 1 or stats.uniform is not None:
         return False
-    numbers = graph.constants.numbers(value, most=_MOST_NUMBERS)
+    numbers = graph.constants.numbers(value, most=MOST_WEIGHTS)
     if numbers is None:
         return False
     is_near = (numbers < 1) & (numbers > 1 - _DIGITS * low.epsilon)
@@ -165,19 +166,16 @@ def _has_both_signs(graph: Graph, node: Node) -> bool:
     """Return whether a node is a product with a matrix that has a positive and a negative number in a column."""
     if node.key not in ("MatMul", "Gemm"):
         return False
-    weights = graph.constants.numbers(node.input(1), most=_MOST_NUMBERS)
-    if weights is None or weights.ndim != 2:
+    rows = weight_rows(graph, node)
+    if rows is None:
         return False
-    axis = 1 if attribute_of(node.proto, "transB", 0) else 0
-    return bool(((weights > 0).any(axis) & (weights < 0).any(axis)).any())
+    return bool(((rows > 0).any(1) & (rows < 0).any(1)).any())
 
 
 _FLAT: Final = 1 / 16
 """Exponents up to which a power, less 1, has lost a few percent of its digits in float16, unless the base is huge."""
 _DIGITS: Final = 64.0
 """Steps below 1 up to which the difference from 1 has lost a percent of its digits."""
-_MOST_NUMBERS: Final = 1 << 20
-"""Numbers of a constant up to which it is searched: milliseconds."""
 _ONES: Final = (1.0, -1.0)
 _REACH: Final = 16
 """Nodes between a number near 1 and what needs its digits: bounds, movement."""

@@ -334,11 +334,11 @@ def _known(
             waiting.append(job)
             continue
         outcome: OutcomeName = "up to date"
-        print_of_outcome = prints.result
+        wanted = prints.result
         if entry.row.has_failed:
             outcome = "failed before"
-            print_of_outcome = prints.failure
-        if entry.is_current(job, print_of_outcome) and entry.is_paged(job):
+            wanted = prints.failure
+        if entry.is_current(job, wanted) and entry.is_paged(job):
             row = replace(entry.row, outcome=outcome, seconds=0.0)
             known[job.name] = replace(entry, row=row)
         else:

@@ -185,7 +185,7 @@ def _run(options: FolderOptions, job: ModelJob) -> Entry:
     return Entry(row=row, read=read, written=written_files, page=page, cured=cured)
 
 
-def data_names_of(options: FolderOptions, job: ModelJob) -> str:
+def naming_of(options: FolderOptions, job: ModelJob) -> str:
     """Return whose names the data files of a job's result get."""
     usual = "onnx" if job.package is None else job.package.kind.data_names
     return options.data_names or usual
@@ -197,7 +197,7 @@ def sink_of(options: FolderOptions, job: ModelJob) -> Sink:
         target=job.target,
         external_data=options.external_data,
         shard_bytes=options.shard_bytes,
-        data_names=data_names_of(options, job),
+        data_names=naming_of(options, job),
         stage=None if job.stage is None else job.output,
     )
 

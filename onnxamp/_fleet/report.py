@@ -206,12 +206,9 @@ def _status(report: FolderReport) -> Status:
 
 def _verdict(report: FolderReport) -> Headline:
     times = Counter(map(result_of, report.rows))
-    names = [
-        name
-        for name in ("converted", _UNLOWERED, *get_args(OutcomeName))
-        if times[name]
-    ]
-    outcomes = ", ".join(f"{times[name]} {name}" for name in dict.fromkeys(names))
+    converted, *others = get_args(OutcomeName)
+    names = (converted, _UNLOWERED, *others)
+    outcomes = ", ".join(f"{times[name]} {name}" for name in names if times[name])
     unseen = sum(status_of(row) is Status.UNKNOWN for row in report.rows)
     outcomes += f"; {unseen} not validated" if unseen else ""
     before = sum(row.bytes_before for row in report.rows)

@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto
 from onnxamp._base.paths import is_remote, made_folder
 from onnxamp._facts.dtypes import FLOAT16
 from onnxamp._fleet.entries import Entry, ModelJob
-from onnxamp._fleet.job import FolderOptions, data_names_of, sink_of
+from onnxamp._fleet.job import FolderOptions, naming_of, sink_of
 from onnxamp._job.writing import Sink
 from onnxamp._model.blobs import PIECE, WeightConverter
 from onnxamp._model.data_files import (
@@ -97,7 +97,7 @@ def _groups(
     """Return the groups of models in one folder on this machine that have results and share data files."""
     by_file: dict[tuple[Path, Path], list[ModelJob]] = {}
     for job in jobs:
-        if data_names_of(options, job) != "onnx":
+        if naming_of(options, job) != "onnx":
             continue  # software that gives such names finds a data file by the name of its own model
         if not is_remote(job.source) and not is_remote(job.target):
             entry = entries[job.name]

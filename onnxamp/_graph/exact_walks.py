@@ -39,7 +39,7 @@ def makers_through_exact(graph: Graph, value: int) -> Iterator[Node]:
 
 
 def moved_from(graph: Graph, value: int) -> tuple[int, list[int]]:
-    """Return the value that data movement brings to another place, as a transposed matrix, and what moves it."""
+    """Return the value before the data movement that leads to this one, such as a Transpose, and the nodes of that."""
     moving = list[int]()
     while len(moving) < _REACH:
         maker = graph.producer(value)
@@ -51,6 +51,7 @@ def moved_from(graph: Graph, value: int) -> tuple[int, list[int]]:
 
 
 _MOVING: Final = frozenset(("Transpose", "Unsqueeze", "Squeeze", "Reshape", "Flatten"))
+"""Ops that keep all elements of one input. Others that move data select some, or join several."""
 
 _REACH: Final = 16
 """Nodes that move one value."""

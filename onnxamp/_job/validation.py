@@ -7,7 +7,8 @@ A result is written to a temporary name, loaded, built if the target has a build
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from math import sqrt
+from typing import TYPE_CHECKING, Any, Final
 
 from onnxamp._base.errors import ArgumentError, OnnxAmpError, RuntimeFailure
 from onnxamp._base.records import record
@@ -24,7 +25,7 @@ from onnxamp._job.writing import Conversion, Sink, staged_conversion
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes
 from onnxamp._numerics.comparison import Comparison
-from onnxamp._numerics.differences.metrics import TOLERANCES, relative_l2
+from onnxamp._numerics.differences.metrics import TOLERANCES, from_decibels
 from onnxamp._numerics.limits import Limits, make_limits
 from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._numerics.results import DiffReport
@@ -41,12 +42,15 @@ from onnxamp._runtime.run import Run
 from onnxamp._runtime.sessions.session import Provider, make_session, run
 from onnxamp._runtime.sessions.values import check_inputs, shapes_of
 
+if TYPE_CHECKING:
+    from onnxamp._tuning.metric import MetricLike
+
 _MARGIN: Final = 0.2
 """Share of the default limits that is reserved for unseen inputs, if errors are random."""
 
 
 def limits_of(
-    validation: Validation, dtype: str, *, tuned_by: object = None
+    validation: Validation, dtype: str, *, tuned_by: "MetricLike | None" = None
 ) -> Limits:
     """Return the limits that a validation sets for results in a low-precision type.
 
@@ -62,8 +66,8 @@ def limits_of(
     tolerance = validation.tolerance
     accept = validation.accept
     if tuned_by is not None:
-        tuned_to = TOLERANCE if tolerance is None else tolerance
-        largest = max(relative_l2(tuned_by, tuned_to), TOLERANCES[dtype])
+        tuned_to = _relative_error(tuned_by, tolerance)
+        largest = max(tuned_to, TOLERANCES[dtype])
         return Limits(tolerance=largest, accept=accept)
     if tolerance is None:
         return Limits(margin=_MARGIN, accept=accept, otherwise=validation.limits)
@@ -71,6 +75,23 @@ def limits_of(
     if accept:
         return replace(asked, accept=accept)
     return Limits(tolerance=tolerance, asked=True)
+
+
+def _relative_error(metric: "MetricLike", tolerance: float | None) -> float:
+    """Return the relative L2 error that belongs to the tolerance of a metric of level auto.
+
+    For metrics that have nothing to do with it, that is the tolerance itself.
+    """
+    if tolerance is None or tolerance == TOLERANCE:
+        return TOLERANCE
+    if metric == "snr":
+        return from_decibels(tolerance)
+    # The cosine of a vector and one that is off by a small share e, at a right angle, is about 1 - e² / 2.
+    return min(sqrt(2 * tolerance), _WORST) if metric == "cosine" else tolerance
+
+
+_WORST: Final = 0.5
+"""The largest relative error for which the cosine stands: beyond that, it is no small share any more."""
 
 
 def stress_of(validation: Validation, options: Options) -> Stress | None:

@@ -68,8 +68,8 @@ class OpFilter(NamedTuple):
             raise ArgumentError(text + suggestion(known, unknown[0]))
         if unseen := sorted(self.only.difference(seen)):
             raise ArgumentError(
-                f"No node of op type {', '.join(map(repr, unseen))} was examined: values in bodies are not, nor those in"
-                " branches that no sample takes."
+                f"No node of op type {', '.join(map(repr, unseen))} was examined: check does not look into bodies, nor"
+                " into branches that no sample takes."
             )
 
 

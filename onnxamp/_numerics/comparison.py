@@ -338,7 +338,7 @@ class Comparison:
         for found in (quantized, low):
             if not found.was_compared:
                 why = found.skipped or found.failure
-                text = f"The original could not be compared with: {why}"
+                text = f"The comparison with the original failed: {why}"
                 return replace(report, original=original.label, skipped=text)
         errors = {diff.name: diff.rel_l2 for diff in low.outputs if diff.is_float}
         costs = (

@@ -71,8 +71,8 @@ class Limits:
     An output without a limit has to meet the default tolerance of the lower precision of both models (1e-5 for float32,
     1e-2 for float16, 5e-2 for bfloat16): with its relative L2 error or, if it holds no floats and this is smaller, with
     the share of elements that differ, because labels flip and pixels are off by one. Lists of detections have to meet
-    it with their own error, whatever other limits they have: these are over matched rows. The error of float32 models
-    may be twice that of float32 itself on the device, up to 1e-2.
+    it, or a wider limit of ``rel_l2``, with their own error: other limits are over matched rows. The error of float32
+    models may be twice that of float32 itself on the device, up to 1e-2.
 
     If a network rounds its values to integers, its low-precision forms may be off by up to 0.1 more, depending on
     the error of that rounding itself: a small change moves numbers across the border between two integers.

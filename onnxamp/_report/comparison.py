@@ -93,10 +93,15 @@ def status_of(diff: DiffReport | None) -> Status:
 def diff_verdict(diff: DiffReport) -> Headline:
     """Return the verdict on a comparison, with the first bad value."""
     status = status_of(diff)
+    unknown = f"{outputs_match(diff)} the reference"
+    if diff.skipped:
+        unknown = "The models were not compared."
+    elif says_nothing(diff):
+        unknown = f"Nothing is known: {unknown}."
+    else:
+        unknown = f"{unknown[0].upper()}{unknown[1:]}, but neither model loads."
     sentence = {
-        Status.UNKNOWN: "The models were not compared."
-        if diff.skipped
-        else f"Nothing is known: {outputs_match(diff)} the reference.",
+        Status.UNKNOWN: unknown,
         Status.FAILED: f"The models differ{'' if diff.failure else ' by more than the limits allow'}.",
         Status.INEXACT: "The models agree, but less closely than usual.",
         Status.PASSED: f"The models agree: {outputs_match(diff)} the reference{beyond_usual(diff)}.",

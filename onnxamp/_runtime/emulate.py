@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
+import numpy as np
 from onnx import (
     AttributeProto,
     ModelProto,
@@ -356,7 +357,7 @@ class _Emulation:
         if self.rounds and node.key in facts.quantize:
             self.quantized(node, proto)
         if self.rounds and node.key == "Clip":
-            self.bounded(node, proto)
+            self.write_missing_bounds(node, proto)
         raises = casts and self.elems[node.inputs[0]] is not None
         if raises and attribute(node.proto, "to") == TensorProto.FLOAT:
             proto.op_type = "Identity"
@@ -410,7 +411,7 @@ class _Emulation:
         )
         proto.input[0] = source
 
-    def bounded(self, node: Node, proto: NodeProto) -> None:
+    def write_missing_bounds(self, node: Node, proto: NodeProto) -> None:
         """Write the bounds that a Clip lacks: kernels in low precision end at the largest numbers of the type.
 
         ONNX Runtime's CPU kernel does (onnxruntime/core/providers/cpu/math/clip.cc; seen in 1.31.1).
@@ -427,10 +428,9 @@ class _Emulation:
         proto.input.extend([""] * (3 - len(proto.input)))
         for port, bound in ((1, -end), (2, end)):
             if not proto.input[port]:
-                proto.input[port] = self.editor.names.fresh(f"{proto.input[0]}/bound")
-                made = [proto.input[port]]
-                number = helper.make_node("Constant", [], made, value_float=bound)
-                self.editor.insert(node.scope, node.index, number)
+                base = f"{proto.input[0]}/bound"
+                number = np.float32(bound)
+                proto.input[port] = self.editor.constant(number, base)
 
     def rounded(
         self, node: Node, proto: NodeProto, raw: str, name: str, elem: int

@@ -16,8 +16,9 @@ import numpy as np
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError, suggestion
 from onnxamp._base.records import record
 from onnxamp._numerics.differences.detections import compare_matched
-from onnxamp._numerics.differences.metrics import TensorDiff, relative_l2
+from onnxamp._numerics.differences.metrics import TensorDiff, from_decibels
 from onnxamp._numerics.user_functions import Accept, called, imported, name_of
+from onnxamp._options.values import TOLERANCE
 from onnxamp._runtime.engines import Outputs
 
 Measure: TypeAlias = Callable[[Outputs, Outputs], float]
@@ -105,7 +106,7 @@ def make_metric(
             ("file.py:function"), called with the outputs of the reference and of the result, by name. The worst of
             several outputs counts. Outputs without floats count only if no output has any: by the share of elements
             that differ, or by their relative L2 error if that is smaller.
-        tolerance: the largest accepted error (for "snr": the smallest ratio).
+        tolerance: the largest accepted error (for "snr": the smallest ratio, of which the default is 40 dB).
         selected: outputs that list what an op selected: "auto" is "detections" if there are any, and else "rel-l2".
         accept: a function of the user; outputs that it rejects have an infinite error.
 
@@ -135,8 +136,9 @@ def make_metric(
         if name == "auto":
             name = "detections" if selected else "rel-l2"
         measure = _of_outputs(name, selected)
-    # An SNR of s dB is a relative L2 error of 10^(-s/20).
-    largest = relative_l2(name, tolerance) if name == "snr" else tolerance
+    # The default is the error of 40 dB itself: nobody asks for a ratio of 0.01 dB.
+    is_ratio = name == "snr" and tolerance != TOLERANCE
+    largest = from_decibels(tolerance) if is_ratio else tolerance
     return Metric(
         name=name,
         tolerance=largest,

@@ -162,7 +162,8 @@ def _check_sizes(model: ModelProto, feeds: Feeds) -> None:
         for dim, size in _named_sizes(model, {name: array}).items():
             if sizes.setdefault(dim, size) != size:
                 raise ArgumentError(
-                    f"The input {name!r} has the size {size} in {dim!r}, and others {sizes[dim]}: pass as many of each."
+                    f"The input {name!r} has the size {size} in {dim!r}, and another one {sizes[dim]}: pass equally many"
+                    " samples of each."
                 )
 
 

@@ -107,6 +107,8 @@ def _fit(net: TrainNetwork, batches: Batches, given: Given) -> list[tuple[float,
         if len(results) == len(batches):
             rows.append(_row(net, first + len(rows) + 1, results))
             results.clear()
+            # A checkpoint of weights that are lost would only lose the last good one.
+            _check_weights(net)
             if given.checkpoint:
                 net.save(given.checkpoint)
 
@@ -117,23 +119,32 @@ def _fit(net: TrainNetwork, batches: Batches, given: Given) -> list[tuple[float,
         report=note,
     )
     steps = net.steps - before
-    updates = net.steps // given.accumulate - before // given.accumulate
+    every = net.optimizer.accumulate
+    updates = net.steps // every - before // every
     if steps and not updates:
         raise RuntimeFailure(
-            f"No update was made: {steps} steps are fewer than the {given.accumulate} of --accumulate."
+            f"No update was made: {steps} steps are fewer than the {every} of --accumulate."
         )
     if updates and updates == sum(row[-1] for row in rows):
         raise RuntimeFailure(
             f"All {updates} updates were skipped because gradients overflowed: train for longer, so that the loss scale"
             " can fall, or start with a smaller one (--loss-scale dynamic:1024)."
         )
+    return rows
+
+
+def _check_weights(net: TrainNetwork) -> None:
+    """Check that all weights are numbers.
+
+    Raises:
+        RuntimeFailure: one is NaN or infinite.
+    """
     state = net.state()
     lost = [name for name in net.plan.weights if not np.isfinite(state[name]).all()]
     if lost:
         raise RuntimeFailure(
             f"The weights became NaN or infinite, such as {lost[0]!r}: look for such numbers in the data, or lower --lr."
         )
-    return rows
 
 
 def _row(

@@ -13,7 +13,7 @@ from onnxamp._base.errors import (
 from onnxamp._facts.ops import op_key
 from onnxamp._gradients.pointwise import RUNNING
 from onnxamp._gradients.writer import MIN_OPSET, Tensor, Writer
-from onnxamp._graph.editor import GraphEditor, set_attribute
+from onnxamp._graph.editor import GraphEditor, NewNames, set_attribute
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims, symbolic_shapes
 from onnxamp._graph.view import ABSENT, Node, Origin
@@ -73,8 +73,12 @@ def with_own_statistics(model: ModelProto) -> ModelProto:
     """Return a model in which no running statistic is a weight of something else as well.
 
     Exporters store equal tensors once, so that a new BatchNormalization may have one tensor of ones for its scale and
-    its variance. Statistics that only other BatchNormalizations read stay shared: they are those of one layer.
+    its variance. Statistics that only other BatchNormalizations read stay shared: they are those of one layer. Calls of
+    functions are replaced by their bodies where that shows such a tensor.
     """
+    whole = model
+    if model.functions:
+        model, _ = inline(model)
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
     readers = Counter[str]()
     statistics = Counter[str]()
@@ -89,16 +93,13 @@ def with_own_statistics(model: ModelProto) -> ModelProto:
         if name in stored and (readers[name] > count or name in returned)
     }
     if not mixed:
-        return model
+        return whole
     result = copied(model)
-    taken = {*stored, *readers, *returned}
+    names = NewNames(Graph.of(model).all_names())
     for name in sorted(mixed):
         own = result.graph.initializer.add()
         own.CopyFrom(stored[name])
-        own.name = f"{name}/running"
-        while own.name in taken:
-            own.name += "_"
-        taken.add(own.name)
+        own.name = names.fresh(f"{name}/{RUNNING}")
         for node in all_nodes(result.graph.node):
             if op_key(node) != "BatchNormalization":
                 continue

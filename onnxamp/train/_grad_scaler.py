@@ -156,7 +156,7 @@ class AmpScaler(MovingLossScaleManager):
             scale = checked_small_scale("new_scale", new_scale)
             if self._enable:
                 array = np.array(scale, np.float32)
-                self.scale_state = self.scale_state._replace(scale=array)
+                self._scale_state = self._scale_state._replace(scale=array)
         elif self._overflow is not None:
             self.update_loss_scale(self._overflow)
         self._overflow = None
@@ -263,7 +263,7 @@ class AmpScaler(MovingLossScaleManager):
     def set_init_loss_scaling(self, new_init_loss_scaling: float) -> None:
         """Restart with this scale, which must be positive."""
         self._init = checked_small_scale("init_loss_scaling", new_init_loss_scaling)
-        self.scale_state = ScaleState.of(self._init if self._enable else 1)
+        self._scale_state = ScaleState.of(self._init if self._enable else 1)
 
     def get_incr_ratio(self) -> float:
         """Return the factor by which the scale rises."""
@@ -341,7 +341,7 @@ class AmpScaler(MovingLossScaleManager):
         """
         if not self._enable:
             return {}
-        scale, good, bad = self.scale_state.arrays()
+        scale, good, bad = self._scale_state.arrays()
         return {
             "scale": scale.reshape(1),
             "incr_ratio": self._incr_ratio,
@@ -396,7 +396,7 @@ class AmpScaler(MovingLossScaleManager):
             {name: item for name, item in vars(fresh).items() if name not in kept}
         )
         if self._dynamic:
-            self.scale_state = ScaleState.of(scale, good, bad)
+            self._scale_state = ScaleState.of(scale, good, bad)
 
 
 _PYTORCH_STATE: Final = {

@@ -77,12 +77,12 @@ class StaticLossScaler(LossScaler):
     """
 
     def __init__(self, scale_value: float) -> None:
-        self.scale_state = ScaleState.of(checked_scale("scale_value", scale_value))
+        self._scale_state = ScaleState.of(checked_scale("scale_value", scale_value))
 
     @property
     def scale_value(self) -> NDArray[np.float32]:
         """The current scale, a float32 scalar."""
-        return self.scale_state.arrays()[0]
+        return self._scale_state.arrays()[0]
 
     def scale(self, inputs: Any) -> Any:
         """Return the inputs, multiplied by the scale."""
@@ -129,7 +129,7 @@ class DynamicLossScaler(StaticLossScaler):
 
     def adjust(self, grads_finite: bool) -> bool:
         """Adjust the scale after an update, depending on whether its gradients were finite, and return True."""
-        self.scale_state = self.scale_state.after(
+        self._scale_state = self._scale_state.after(
             self.get_update_cell(), not grads_finite
         )
         return True

@@ -199,7 +199,7 @@ class ScaleState(NamedTuple):
 class ScaleMover(Protocol):
     """A manager whose scale the graph of a step changes. All networks of the manager share the scale."""
 
-    scale_state: ScaleState
+    _scale_state: ScaleState
 
     def get_update_cell(self) -> ScaleUpdate | None:
         """Return how the graph changes the scale; None if it does not."""
@@ -209,8 +209,8 @@ class ScaleMover(Protocol):
 
 
 def keeps_methods(manager: LossScaleManager, base: type, *names: str) -> bool:
-    """Return whether no subclass changes methods of a class. Those of a subclass may compute any scale, which no graph
-    can follow.
+    """Return whether a manager inherits these methods of a class unchanged. Those of a subclass may compute any scale,
+    which no graph can follow.
     """
     own = type(manager)
     return all(getattr(own, name) is getattr(base, name) for name in names)
@@ -220,17 +220,17 @@ class MovingLossScaleManager(LossScaleManager):
     """A manager whose scale is changed by the graph of the step."""
 
     def __init__(self, scale: float) -> None:
-        self.scale_state = ScaleState.of(scale)
+        self._scale_state = ScaleState.of(scale)
 
     def get_loss_scale(self) -> float:
         """Return the scale of the next step, even while a network is being trained with it."""
-        return float(self.scale_state.arrays()[0])
+        return float(self._scale_state.arrays()[0])
 
     def update_loss_scale(self, overflow: bool) -> None:
         """Change the scale as a step with or without overflow does. Networks do this themselves."""
         update = self.get_update_cell()
         if update is not None:
-            self.scale_state = self.scale_state.after(update, overflow)
+            self._scale_state = self._scale_state.after(update, overflow)
         self._note(overflow)
 
     def _note(self, overflow: bool) -> None:
@@ -356,13 +356,13 @@ class LossScale:
         """Return the state that the graph changes, by input; empty if it changes none."""
         if self._mover is None:
             return {}
-        return dict(zip(SCALE_STATE, self._mover.scale_state.arrays(), strict=True))
+        return dict(zip(SCALE_STATE, self._mover._scale_state.arrays(), strict=True))
 
     def changed(self) -> dict[str, NDArray[Any]]:
         """Return :meth:`arrays` if they were changed outside this network since its last step."""
-        if self._mover is None or self._mover.scale_state is self._seen:
+        if self._mover is None or self._mover._scale_state is self._seen:
             return {}
-        self._seen = self._mover.scale_state
+        self._seen = self._mover._scale_state
         return self.arrays()
 
     def keep(self, state: Mapping[str, Any], overflow: bool, *, is_due: bool) -> None:
@@ -377,6 +377,6 @@ class LossScale:
     def load(self, state: Mapping[str, Any]) -> None:
         """Pass the scale in the state of the network to its manager."""
         if self._mover is not None:
-            self._seen = self._mover.scale_state = ScaleState(
+            self._seen = self._mover._scale_state = ScaleState(
                 *map(state.get, SCALE_STATE)
             )

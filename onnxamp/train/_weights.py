@@ -79,9 +79,17 @@ def _is_bias(graph: Graph, node: Node) -> bool:
 
 
 def _is_mask(tensor: TensorProto) -> bool:
-    """Return whether a tensor holds numbers that mask others, to which no gradient applies."""
-    numbers = np.abs(numpy_helper.to_array(tensor))
-    return not bool((numbers < SENTINEL).all())
+    """Return whether a tensor holds zeros and one large number, such as -1e4, -1e9 or -Inf, which mask scores."""
+    sizes = np.abs(numpy_helper.to_array(tensor))
+    largest = float(sizes.max(initial=0))
+    are_zero = sizes == 0
+    # The bias of a single output may be as large, too.
+    is_large = largest >= (_LEAST_MASK if are_zero.any() else SENTINEL)
+    return is_large and bool((are_zero | (sizes == largest)).all())
+
+
+_LEAST_MASK: Final = 1e4
+"""The smallest magnitude with which exporters mask scores."""
 
 
 def as_inputs(

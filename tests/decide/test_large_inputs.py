@@ -201,6 +201,39 @@ def test_a_temperature_is_no_mask() -> None:
     assert onnxamp.diff_models(model, model, provider="cpu").passed
 
 
+@pytest.mark.parametrize("order", ["s, c", "c, s"])
+def test_a_mean_of_an_input_says_nothing_of_its_size(order: str) -> None:
+    """A sum of many terms leaves the range, and is read by what makes a mean of it. The input does not."""
+    text = f"""(float[2,4096,8] x) => (float[2,8] y) <int64[1] axis = {{1}}, float c = {{2.44140625e-4}}> {{
+        r = Relu (x) s = ReduceSum <keepdims = 0> (r, axis) m = Mul ({order}) y = MatMul (m, w) }}"""
+    plan = onnxamp.plan_model(model_of(text, w=product()), "O2")
+    assert {(hazard.node, hazard.reason) for hazard in plan.hazards} == {
+        ("s", "large reduction"), ("m", "large reduction")}  # fmt: skip
+
+
+def test_a_factor_of_a_sum_is_no_mean() -> None:
+    text = """(float[N,8] x) => (float[N,1] y) <int64[1] axis = {1}, float half = {0.5}> {
+        h = MatMul (x, w) s = ReduceSum (h, axis) y = Mul (s, half) }"""
+    plan = onnxamp.plan_model(model_of(text, w=np.ones((8, 2048)) / 8), "O2")
+    assert not plan.hazards
+
+
+@pytest.mark.parametrize("order", ["mask_len, t", "t, mask_len"])
+def test_times_beside_a_flag(order: str) -> None:
+    text = f"""(int32[N,8] mask_len, int32[N,8] t) => (float[N,8] y) {{
+        d = Sub ({order}) f = Cast <to = 1> (d) y = MatMul (f, w) }}"""
+    plan = onnxamp.plan_model(model_of(text, w=product()), "O2")
+    assert {hazard.node for hazard in plan.hazards} == {"f", "y"}
+
+
+def test_a_vector_along_the_width_is_no_offset_of_channels() -> None:
+    text = """(float[N,2,4,4] x) => (float[N,4,4,4] y) { h = Conv (x, w) y = Add (h, b) }"""
+    weights = {"w": RNG.standard_normal((4, 2, 1, 1)) / 2}
+    for shape, kept in (((4,), set()), ((4, 1, 1), {"h", "y"}), ((1, 4, 1, 1), {"h", "y"})):
+        plan = onnxamp.plan_model(model_of(text, **weights, b=np.full(shape, 300.0)), "O2")
+        assert {hazard.node for hazard in plan.hazards} == kept
+
+
 @pytest.mark.parametrize("level", ["O2", "O3"])
 def test_uniform_numbers_before_a_logarithm(level: str) -> None:
     """In float16, one of 4,096 is 1, and the logarithm of minus its logarithm infinite."""

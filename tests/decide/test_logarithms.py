@@ -49,6 +49,7 @@ FREE = {
     "attention": "p = Softmax (h) y = MatMul (p, w)",
     "a gate and a residual": "s = Sigmoid (h) g = Mul (h, s) a = Add (g, h) b = Abs (a) c = Add (b, h) y = Log (c)",
     "LogSoftmax": "y = LogSoftmax (h)",
+    "random numbers far from 0": "u = RandomUniformLike <low = 5.0, high = 10.0> (h) y = Log (u)",
     "attention before a logarithm": """p = Softmax (h) t = Transpose (h) a = MatMul (t, p)
         b = Abs (a) y = Log (b)""",
 }

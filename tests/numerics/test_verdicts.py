@@ -12,7 +12,10 @@ from graphs.case import parse
 from onnx import ModelProto, helper, numpy_helper
 
 import onnxamp
-from onnxamp._numerics.differences.metrics import relative_l2
+from onnxamp._job import Validation
+from onnxamp._job.validation import limits_of
+from onnxamp._numerics.differences.detections import compare_matched
+from onnxamp._tuning.metric import make_metric
 
 RNG = np.random.default_rng(0)
 DETECTOR = """(float[1,N,4] b, float[1,N] s) => (float[1,ROWS,4] boxes, float[1,ROWS] scores)
@@ -46,6 +49,30 @@ def test_numbers_that_vanish_beside_a_mask() -> None:
     one, other = (with_constant(MASKED, sign=sign, mask=-3e38) for sign in (1.0, 0.0))
     feeds = {"x": RNG.standard_normal((8, 50)).astype(np.float32), "keep": RNG.random((8, 50)) < 0.8}
     assert "Values vanished" in (compared(one, other, feeds).failure or "")
+
+
+def test_numbers_that_are_not_above_zero_are_no_mask() -> None:
+    """What is below zero, such as a bounded logarithm, may vanish as other numbers do."""
+    start = "(float[64] x) => (float[64] y) CONSTANTS { r = Relu (x) n = Neg (r)"
+    one = with_constant(f"{start} y = Mul (n, one) }}", one=1.0)
+    other = with_constant(f"{start} lost = Greater (r, half) y = Where (lost, zero, n) }}", half=0.5, zero=0.0)
+    feeds = {"x": np.linspace(-1, 1, 64, dtype=np.float32)}
+    assert compared(one, one, feeds).passed
+    assert "Values vanished" in (compared(one, other, feeds).failure or "")
+
+
+def test_lists_that_are_padded_with_minus_one() -> None:
+    """What pads a list is no detection, whether the other side pads it as well, or lists something tiny there."""
+    boxes = np.float32([[[0, 0, 1, 1], [2, 2, 4, 4], [0, 0, 0, 0], [0, 0, 0, 0]]])
+    wanted = {"boxes": boxes, "scores": np.float32([[0.9, 0.5, -1, -1]])}
+    moved = boxes.copy()
+    moved[0, 2] = [5, 5, 6, 6]
+    found = {"boxes": moved, "scores": np.float32([[0.9, 0.5, 0.001, -1]])}
+    listed = frozenset(wanted)
+    assert [one.error for one in compare_matched(wanted, found, listed)[0]] == [0.0]
+    labels = [{"scores": one["scores"], "labels": np.int64([[3, 4, *rest]])} for one, rest in
+              ((wanted, (-1, -1)), (found, (7, 8)))]  # fmt: skip
+    assert [one.error for one in compare_matched(*labels, frozenset(labels[0]))[0]] == [0.0]
 
 
 def detector(rows: int, off: float) -> ModelProto:
@@ -215,6 +242,12 @@ def test_the_error_of_a_fix_is_that_of_its_command(tmp_path: Path) -> None:
     assert "relative L2 0.0002" in done.output
 
 
-@pytest.mark.parametrize(("metric", "tolerance", "limit"), [("snr", 30, 0.0316), ("cosine", 5e-4, 0.0316)])
-def test_tolerances_of_other_metrics(metric: str, tolerance: float, limit: float) -> None:
-    assert relative_l2(metric, tolerance) == pytest.approx(limit, abs=1e-4)
+@pytest.mark.parametrize(("metric", "tolerance", "limit"), [
+    ("snr", 30, 0.0316), ("snr", None, 0.01), ("snr", 1e-2, 0.01), ("cosine", 5e-4, 0.0316), ("cosine", 0.9, 0.5),
+    ("kl", 0.3, 0.3),
+])  # fmt: skip
+def test_tolerances_of_other_metrics(metric: str, tolerance: float | None, limit: float) -> None:
+    found = limits_of(Validation(tolerance=tolerance), "float16", tuned_by=metric)
+    assert found.tolerance == pytest.approx(limit, abs=1e-4)
+    if metric == "snr" and tolerance is not None:
+        assert make_metric(metric, tolerance).tolerance == found.tolerance

@@ -138,15 +138,19 @@ def test_ops_that_onnx_runtime_no_longer_has(op: str, attributes: dict[str, Any]
         onnxamp.convert_model(model, opset=17)
 
 
-def test_an_unsqueeze_of_no_axes_keeps_its_input() -> None:
-    node = helper.make_node("Unsqueeze", ["x"], ["y"])
-    node.attribute.add(name="axes", type=onnx.AttributeProto.INTS)
+@pytest.mark.parametrize(("op", "lists"), [("Unsqueeze", ["axes"]), ("Slice", ["starts", "ends"])])
+def test_an_empty_list_is_a_list(op: str, lists: list[str]) -> None:
+    """Only where it means the same as none, as the axes of reductions do, does it become no input."""
+    node = helper.make_node(op, ["x"], ["y"])
+    for name in lists:
+        node.attribute.add(name=name, type=onnx.AttributeProto.INTS)
     graph = helper.make_graph(
         [node], "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])],
     )  # fmt: skip
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=8)
+    opset = 11 if op == "Unsqueeze" else 9
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
     upgraded = onnxamp.convert_model(model, "O0", opset=17)
     assert onnxamp.diff_models(model, upgraded, {"x": np.ones(4, np.float32)}, provider="cpu").passed
 

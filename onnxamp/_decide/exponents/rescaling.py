@@ -98,10 +98,11 @@ def _solved(
     stays in float32 then.
     """
     windows = equations.problem.windows
-    solution, exponents = _exponents(equations)
+    given = dict(windows)
+    first = solution, exponents = _exponents(equations)
     for _ in range(_TRIALS):
         if not _takes_digits(exponents, low, measured):
-            break
+            return solution, exponents
         beyond = [
             value
             for value, number in measured.items()
@@ -112,6 +113,10 @@ def _solved(
         largest = max(beyond, key=measured.__getitem__)
         del windows[equations.values[largest]]
         solution, exponents = _exponents(equations)
+    if _takes_digits(exponents, low, measured):
+        # Nothing is gained by giving these values up.
+        windows.update(given)
+        return first
     return solution, exponents
 
 
@@ -129,7 +134,7 @@ def _takes_digits(
     exponents: Mapping[int, int], low: Format, measured: Mapping[int, float]
 ) -> bool:
     """Return whether exponents make a value so small that its elements lose their digits."""
-    # Elements far below the largest have digits as well.
+    # Elements far below the largest one need digits as well.
     least = DIGITS * low.smallest_normal
     return any(
         number >= least > number * 2.0 ** -exponents.get(value, 0)

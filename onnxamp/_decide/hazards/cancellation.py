@@ -9,6 +9,7 @@ difference of two means, E[x²] - E[x]², and an expanded squared distance cance
 """
 
 from collections.abc import Iterator
+from math import prod
 from typing import Final
 
 import numpy as np
@@ -196,7 +197,7 @@ class _AffineInputs:
     def _is_magnified(
         self, node: Node, shift: NDArray[np.float64]
     ) -> NDArray[np.bool_]:
-        """Return which numbers weights make so much of that what rounding leaves of a difference becomes noise."""
+        """Return which shifts leave a rounding error that the weights of a reader magnify into noise."""
         readers = (reader for reader, port in self.graph.readers(node) if port == 0)
         lengths = (weight_lengths(self.graph, reader) for reader in readers)
         most = max((one.max() for one in lengths if one is not None), default=0.0)
@@ -280,7 +281,12 @@ def _offset_product(
         offset = None if value == ABSENT else graph.constants.numbers(value)
         if offset is None:
             continue
-        if node.key == "Conv":  # a bias, or a sum of [channels, 1, 1]
+        if node.key == "Conv":
+            places = len(graph.shapes[node.inputs[1]] or ()) - 2
+            leading = offset.shape[: max(offset.ndim - places, 0)]
+            is_of_places = offset.size != prod(leading)
+            if end is not node and is_of_places:
+                continue
             offset = offset.reshape(-1)
         if offset.shape[-1:] not in ((), (1,), lengths.shape):
             continue

@@ -44,7 +44,8 @@ def _claims(graph: Graph, match: Match, low: Format) -> tuple[Claim, ...]:
 def exponential_quotients(graph: Graph, low: Format) -> Iterator[Hazard]:
     """Yield the nodes from an exponential to the quotient of numbers that grow with it, as in exp(x) / (1 + exp(x)).
 
-    Both are infinite from x = 11 on, and their quotient is NaN. So decomposed tanh, Mish and sigmoid may be.
+    Both are infinite from x = 11 on, and their quotient is NaN. So decomposed tanh, Mish and sigmoid may be. The
+    logarithm of a sum of exponentials is then infinite as well.
 
     Complexity: linear, because the walk from each exponential is limited.
     """
@@ -57,9 +58,7 @@ def exponential_quotients(graph: Graph, low: Format) -> Iterator[Hazard]:
         # The square of the exponential, as in Mish, has to be in range as well.
         claims = (Claim(node.outputs[0], most=sqrt(low.max_finite)),)
         for index in sorted(_quotient(graph, node)):
-            why = (
-                f"leads from {node.label!r} to a quotient of numbers that grow with it"
-            )
+            why = f"leads from {node.label!r} to a quotient, or to a logarithm, of numbers that grow with it"
             yield Hazard(index, KIND, why, rare=True, unless=claims)
 
 
@@ -74,10 +73,11 @@ def _is_below_one(graph: Graph, exponential: Node) -> bool:
 
 
 def _quotient(graph: Graph, exponential: Node) -> set[int]:
-    """Return an exponential and the nodes from it to quotients of two numbers computed from it; none without any.
+    """Return an exponential and the nodes from it to quotients of two numbers computed from it, or to the logarithm of
+    a sum; none without any.
 
-    Exponentials may be summed up by a product, as attention does that divides at last, or by a pooling. What follows
-    is of any other kind then, unless a quotient or a logarithm comes next.
+    Exponentials may be summed up by a product, as attention does that divides at last, or by a pooling. Only what is
+    moved, or gets a constant added, is such a sum after that.
     """
     facts = op_facts()
     summing = facts.contractions | facts.means
@@ -91,15 +91,17 @@ def _quotient(graph: Graph, exponential: Node) -> set[int]:
             break
         last = stack.pop()
         for reader, _ in graph.readers(last):
-            is_sum = reader.key in summing - facts.odds_arithmetic
-            passes = reader.key in facts.odds_arithmetic
-            if last.index in summed:
-                passes = reader.key in facts.additive and _has_constant(graph, reader)
-            if reader.index in graph.exact or is_sum or passes:
+            was_summed = last.index in summed
+            is_sum = reader.key in summing - facts.odds_arithmetic and not was_summed
+            is_carried = reader.key in facts.odds_arithmetic
+            if was_summed:
+                is_added = reader.key in facts.additive
+                is_carried = is_added and _has_constant(graph, reader)
+            if reader.index in graph.exact or is_sum or is_carried:
                 stack += _spread(reader, large, inverse)
-            if is_sum or last.index in summed:
+            if is_sum or was_summed:
                 summed.add(reader.index)
-            is_log = reader.key in facts.logarithms and last.index in summed
+            is_log = reader.key in facts.logarithms and was_summed
             if is_log or _is_quotient(reader, large, inverse):
                 found |= _between(graph, reader, large | inverse)
     return found

@@ -21,7 +21,7 @@ from onnxamp._decide.kinds import (
     counts_exactly,
     in_range,
 )
-from onnxamp._decide.patterns.sums import is_weighted, unfinished
+from onnxamp._decide.sums import is_weighted, readers_of_sum
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import attribute_of, op_facts
 from onnxamp._graph.constants import expected_terms, summed_terms
@@ -42,7 +42,7 @@ def dynamic_sums(graph: Graph, low: Format) -> Iterator[Hazard]:
         why = "adds the updates of an element one after the other"
         yield Hazard(node.index, KIND, why, unless=counts_exactly(graph, node))
         if low.is_narrow:
-            yield from unfinished(graph, node, seen, low, KIND)
+            yield from readers_of_sum(graph, node, seen, low, KIND)
     if low.max_finite > SENTINEL:
         return
     open_sums = [
@@ -61,7 +61,7 @@ def dynamic_sums(graph: Graph, low: Format) -> Iterator[Hazard]:
             continue
         why = "sums along an axis that is as long as the input makes it"
         yield Hazard(node.index, KIND, why, unless=in_range(graph, node, low))
-        yield from unfinished(graph, node, seen, low, KIND)
+        yield from readers_of_sum(graph, node, seen, low, KIND)
 
 
 def _scattered(graph: Graph, low: Format) -> Iterator[Node]:

@@ -11,9 +11,10 @@ from typing import Final
 
 from onnxamp._decide.kinds import Claim, Effect, Fault, Hazard, HazardKind, in_range
 from onnxamp._facts.dtypes import FLOAT_TENSORS, Format
-from onnxamp._facts.ops import op_facts
+from onnxamp._facts.ops import attribute_of, op_facts
 from onnxamp._graph.exact_walks import readers_through_exact
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.numbers.channels import MOST_WEIGHTS
 from onnxamp._graph.numbers.unmixed import Unmixed
 from onnxamp._graph.view import ABSENT, Node, Origin
 
@@ -38,20 +39,23 @@ def logarithms(graph: Graph, low: Format) -> Iterator[Hazard]:
     near = Unmixed(graph, set(sources), facts.additive)
     # A product with anything else divides well, as those of activations do that multiply by a Sigmoid.
     odds = Unmixed(graph, set(), facts.additive | facts.commutative)
-    # Products with inputs are no mixtures: they are of any sign.
-    made = Unmixed(graph, set(), facts.additive)
+    # Products with inputs are no mixtures: they are of any sign. Neither are those with what probabilities multiply.
+    made = Unmixed(graph, set(), facts.additive | facts.commutative)
     ends = list[tuple[Node, int, Unmixed]]()
     for node in graph.computing:
         for port in facts.divisors.get(node.key, ()):
             reached = near if node.key in facts.logarithms else odds
             if node.input(port) in reached.values:
                 ends.append((node, port, reached))
-        if node.key in facts.saturating:
+        if node.key in facts.saturating and _reaches_bound(node):
             near.values.update(node.writes)
             made.values.update(node.writes)
             # What is divided by an exponential is as large in float32.
             if node.key not in facts.growing:
                 odds.values.update(node.writes)
+            continue
+        # Most nodes read none. What is odds, or was made of probabilities, is near.
+        if near.values.isdisjoint(node.inputs):
             continue
         if node.key in facts.odds_arithmetic:
             for kind in (near, odds, made):
@@ -62,23 +66,28 @@ def logarithms(graph: Graph, low: Format) -> Iterator[Hazard]:
     yield from _paths(graph, ends, low)
 
 
+def _reaches_bound(node: Node) -> bool:
+    """Return whether a node's numbers come as close to 0 or 1 as they can, unless they are drawn between others."""
+    if node.key not in op_facts().random:
+        return True
+    low = attribute_of(node.proto, "low", 0.0)
+    high = attribute_of(node.proto, "high", 1.0)
+    return bool(low == 0 or high == 1)
+
+
 def _is_mixture(graph: Graph, node: Node, probabilities: AbstractSet[int]) -> bool:
     """Return whether a product sums up probabilities, each multiplied by another one, or by a constant of no sign.
 
     Such are mixtures of topics, and the steps of a hidden Markov model.
     """
-    if probabilities.isdisjoint(node.reads):
+    if probabilities.isdisjoint(node.inputs):
         return False
     constants = graph.constants
     others = [value for value in node.reads if value not in probabilities]
     if not all(map(constants.is_constant, others)):
         return False
-    weights = (constants.numbers(value, most=_MOST_WEIGHTS) for value in others)
+    weights = (constants.numbers(value, most=MOST_WEIGHTS) for value in others)
     return all(numbers is not None and (numbers >= 0).all() for numbers in weights)
-
-
-_MOST_WEIGHTS: Final = 1 << 20
-"""Weights of a mixture up to which they are read: milliseconds."""
 
 
 def _paths(

@@ -94,7 +94,7 @@ def _use_of(graph: Graph, raw: RawInputs, node: Node) -> _LargeUse | None:
     """Return what a node does with inputs that may be large; None if it does nothing of the kind."""
     if why := _brings_into_range(graph, raw, node):
         return _LargeUse(
-            f"{why}, so that it may be large",
+            f"{why}, which shows that it may be large",
             makers=f"leads from an input to {node.label!r}, which brings it into range",
         )
     if is_residual(graph, raw, node):

@@ -12,7 +12,7 @@ from onnxamp._decide.kinds import (
     HazardKind,
     in_range,
 )
-from onnxamp._decide.patterns.sums import is_weighted, unfinished
+from onnxamp._decide.sums import is_weighted, readers_of_sum
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.constants import expected_terms
@@ -41,7 +41,8 @@ def large_reductions(graph: Graph, low: Format) -> Iterator[Hazard]:
             continue
         # Each element of the result adds up its share of the elements that are read.
         count = prod(sizes) // prod(kept)
-        divider = _divider(graph, node) if count > low.max_finite / _LARGE else None
+        is_long = count > low.max_finite / _LARGE
+        divider = _divider(graph, node, count) if is_long else None
         if count > limit or divider is not None:
             why = f"sums {count} elements at a time"
             yield Hazard(node.index, KIND, why, unless=in_range(graph, node, low))
@@ -49,21 +50,29 @@ def large_reductions(graph: Graph, low: Format) -> Iterator[Hazard]:
             why = f"divides the sum of {count} elements"
             yield Hazard(divider.index, KIND, why, unless=in_range(graph, node, low))
         if count > limit and node.key not in facts.means:
-            yield from unfinished(graph, node, seen, low, KIND)
+            yield from readers_of_sum(graph, node, seen, low, KIND)
 
 
-def _divider(graph: Graph, total: Node) -> Node | None:
-    """Return the only reader of a sum, if it divides that by a constant; None for others."""
+def _divider(graph: Graph, total: Node, count: int) -> Node | None:
+    """Return the only reader of a sum, if it divides that by about the number of its terms; None for others."""
     if total.key in op_facts().means:
         return None
-    reader = graph.only_reader(total.outputs[0])
+    (value,) = total.outputs
+    reader = graph.only_reader(value)
     if reader is None or reader.key not in ("Div", "Mul"):
         return None
-    number = graph.constants.uniform(reader.input(1))
-    if number is None or not number:
+    if reader.key == "Div" and reader.inputs[0] != value:
+        return None
+    numbers = [graph.constants.uniform(one) for one in reader.inputs if one != value]
+    number = numbers[0] if numbers else None
+    if not number:
         return None
     factor = 1 / number if reader.key == "Div" else number
-    return reader if abs(factor) < 1 else None
+    return reader if abs(factor) * count < _ABOUT else None
+
+
+_ABOUT: Final = 4.0
+"""Factors up to this multiple of 1 / count make a mean of a sum, such as one of the terms that a mask leaves."""
 
 
 def long_products(graph: Graph, low: Format) -> Iterator[Hazard]:
@@ -87,7 +96,7 @@ def long_products(graph: Graph, low: Format) -> Iterator[Hazard]:
             continue
         why = f"sums {count} products of computed values at a time"
         yield Hazard(node.index, KIND, why, unless=in_range(graph, node, low))
-        yield from unfinished(graph, node, seen, low, KIND)
+        yield from readers_of_sum(graph, node, seen, low, KIND)
 
 
 _LARGE: Final = 64.0

@@ -25,17 +25,17 @@ def magnitude(graph: Graph, root: Node) -> set[int]:
     """Return the nodes of sqrt(a^2 + b^2), or of the root of a sum or a mean of squares."""
     total = maker_of(graph, root.input(0), "Add", "Sum")
     if total is None or graph.types[total.outputs[0]] != FLOAT:
-        return _pooled(graph, root)
+        return _root_of_squares(graph, root)
     terms = [maker_of(graph, value) for value in total.inputs]
     squares = {
         node.index for node in terms if node is not None and _squared_by(graph, node)
     }
     if len(squares) >= 2:
         return {root.index, total.index, *squares}
-    return _pooled(graph, root)
+    return _root_of_squares(graph, root)
 
 
-def _pooled(graph: Graph, root: Node) -> set[int]:
+def _root_of_squares(graph: Graph, root: Node) -> set[int]:
     """Return the nodes of the root of a sum or a mean of squares, unless it scales something, as in normalizations."""
     if root.key != "Sqrt":
         return set()
@@ -55,7 +55,8 @@ def squared_value(graph: Graph, node: Node) -> int:
         or (node.key in ("Mul", "Einsum") and is_of_one)
         or (node.key == "Pow" and graph.constants.uniform(node.input(1)) == 2.0)
     )
-    if node.key == "MatMul" and {*(graph.shapes[node.outputs[0]] or ())[-2:]} == {1}:
+    shape = graph.shapes[node.outputs[0]] if node.key == "MatMul" else None
+    if shape is not None and shape[-2:] in ((), (1,), (1, 1)):
         return _multiplied_by_itself(graph, node)
     return graph.passed_on(node.inputs[0]) if is_square else ABSENT
 
@@ -85,10 +86,7 @@ def _minuend(graph: Graph, value: int) -> int:
 
 def _variance(graph: Graph, root: Node) -> tuple[set[int], set[int]]:
     """Return nodes from the squared values to the root, and the values that were squared and summed."""
-    walk = op_facts().norm_arithmetic
-    reductions = op_facts().reductions
-    # Ops that add up squares by stored weights, or in windows, as GDN layers do.
-    mixing = (op_facts().contractions | op_facts().means) - reductions
+    facts = op_facts()
     nodes = {root.index}
     bases = set[int]()
     # ReduceL2 squares, sums and takes the root in one op.
@@ -99,28 +97,37 @@ def _variance(graph: Graph, root: Node) -> tuple[set[int], set[int]]:
         node = graph.producer(stack.pop())
         if node is None or node.index in nodes:
             continue
-        adds_squares = node.key in ("ReduceSumSquare", "Einsum", "MatMul")
-        added = _squared_by(graph, node) if adds_squares else set[int]()
-        square = None
-        is_sum = node.key in reductions
-        if node.key in mixing:
-            is_sum = all(map(graph.constants.is_constant, node.reads[1:]))
-        if is_sum:
-            square = maker_of(graph, node.input(0))
-        squared = set[int]() if square is None else _squared_by(graph, square)
-        if node.key not in walk and not (added or squared):
-            continue
-        nodes.add(node.index)
-        if added:
-            bases |= added
-        elif square is not None and squared:
-            nodes.add(square.index)
+        summing, squared = _added_squares(graph, node)
+        if squared:
+            nodes |= summing
             bases |= squared
-        elif node.key not in reductions:
-            stack += [value for _, value in graph.float_inputs(node)]
+        elif node.key in facts.norm_arithmetic:
+            nodes.add(node.index)
+            if node.key not in facts.reductions:
+                stack += [value for _, value in graph.float_inputs(node)]
     for base in list(bases):
         nodes |= _centring(graph, base, bases)
     return nodes, bases
+
+
+def _added_squares(graph: Graph, node: Node) -> tuple[set[int], set[int]]:
+    """Return the nodes with which a node adds up squares, and the squared values; none if it does something else."""
+    facts = op_facts()
+    if node.key in ("ReduceSumSquare", "Einsum", "MatMul"):
+        squared = _squared_by(graph, node)
+        if squared:
+            return {node.index}, squared
+    summed = node.reads[:1]
+    if node.key in (facts.contractions | facts.means) - facts.reductions:
+        # Squares are added up by stored weights, or in windows, as in GDN layers.
+        is_constant = graph.constants.is_constant
+        summed = [value for value in node.reads if not is_constant(value)]
+    elif node.key not in facts.reductions:
+        return set(), set()
+    square = maker_of(graph, summed[0]) if len(summed) == 1 else None
+    if square is None:
+        return set(), set()
+    return {node.index, square.index}, _squared_by(graph, square)
 
 
 def _centring(graph: Graph, base: int, bases: set[int]) -> set[int]:

@@ -6,11 +6,13 @@ from typing import Final
 import numpy as np
 
 from onnxamp._facts.dtypes import FLOAT_TENSORS
-from onnxamp._facts.ops import attribute_of, op_facts
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.numbers.channels import weight_rows
 from onnxamp._graph.numbers.index_paths import INTEGERS
 from onnxamp._graph.numbers.powers import is_power, uncast
 from onnxamp._graph.numbers.raw_inputs import RawInputs
+from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import ABSENT, Node
 
 _DOWN: Final = 1 / 256
@@ -33,9 +35,6 @@ _DEAD: Final = 1e-8
 
 _MOST: Final = 1 << 16
 """Elements of a factor up to which it is read."""
-
-_MOST_WEIGHTS: Final = 1 << 20
-"""Weights of a first layer up to which they are read: milliseconds."""
 
 _FLAGS: Final = re.compile("mask|len|valid|pad|segment|type|flag", re.IGNORECASE)
 """Parts of the names of inputs whose integers are small: what counts, how many count, kinds."""
@@ -69,9 +68,21 @@ def scaled_down_by(graph: Graph, raw: RawInputs, node: Node) -> float | None:
         factors = sizes[sizes > 0]
         factors = 1 / factors if is_divided else factors
         least = float(factors.min(initial=1.0))
-        is_count = least < _COUNTS_DOWN and _integer_type(graph, raw, value)
+        if value in raw.sums and _is_mean(graph, source, value, least):
+            continue
+        is_count = least < _COUNTS_DOWN and bool(_integer_type(graph, raw, value))
         return least if least < _DOWN or is_count else None
     return None
+
+
+def _is_mean(graph: Graph, source: int, total: int, factor: float) -> bool:
+    """Return whether a factor divides a sum by about the number of its terms, which says nothing of them."""
+    before, after = (elements(graph.shapes[value]) for value in (source, total))
+    return 1 / _ABOUT < factor * before / max(after, 1) < _ABOUT
+
+
+_ABOUT: Final = 4.0
+"""How far the number by which a sum is divided may be from that of its terms, some of which a mask may leave out."""
 
 
 def takes_root(graph: Graph, raw: RawInputs, node: Node) -> bool:
@@ -96,11 +107,10 @@ def weighs_large_features(graph: Graph, raw: RawInputs, node: Node) -> bool:
     """
     if node.key not in ("Gemm", "MatMul") or not raw.are_plain(node.inputs[:1]):
         return False
-    weights = graph.constants.numbers(node.input(1), most=_MOST_WEIGHTS)
-    if weights is None or weights.ndim != 2 or not weights.size:
+    rows = weight_rows(graph, node)
+    if rows is None:
         return False
-    is_turned = bool(attribute_of(node.proto, "transB", 0))
-    largest = np.abs(weights).max(axis=0 if is_turned else 1)
+    largest = np.abs(rows).max(axis=0)
     used = largest[largest > _DEAD]
     if not used.size:
         return False
@@ -185,7 +195,8 @@ def _integer_type(graph: Graph, raw: RawInputs, value: int) -> str:
         value = stack.pop()
         if value in raw.wide:
             kind = graph.types[value]
-            is_flag = _FLAGS.search(graph.values[raw.wide[value]].name) is not None
+            names = [graph.values[source].name for source in raw.wide[value]]
+            is_flag = all(map(_FLAGS.search, names))
             if kind in INTEGERS and not is_flag:
                 return f"{kind}"[len("tensor(") : -1]
             continue

@@ -36,7 +36,7 @@ class RawInputs(NamedTuple):
     """
 
     channels: Mapping[int, int | None]
-    wide: Mapping[int, int]
+    wide: Mapping[int, frozenset[int]]
     means: Mapping[int, int]
     sums: Mapping[int, int]
     terms: Mapping[int, int]
@@ -190,7 +190,9 @@ class _Walk:
             and graph.types[value] in FLOAT_TENSORS
         }
         wide = INTEGERS | {"tensor(double)"}
-        self.wide = {value: value for value in inputs if graph.types[value] in wide}
+        self.wide = {
+            value: frozenset({value}) for value in inputs if graph.types[value] in wide
+        }
         self.means = dict[int, int]()
         self.sums = dict[int, int]()
         self.terms = dict[int, int]()
@@ -231,14 +233,15 @@ class _Walk:
         """Note the outputs of a node that moves, adds or scales integers of inputs, as the time since an event."""
         facts = op_facts()
         is_kept = node.key in facts.moves_data | facts.linear or self._passes(node)
-        source = next(value for value in node.inputs if value in self.wide)
-        if is_kept:
-            found = {
-                value: self.wide[source]
-                for value in node.writes
-                if self.graph.types[value] in INTEGERS
-            }
-            self.wide.update(found)
+        if not is_kept:
+            return
+        sources = [self.wide[value] for value in node.inputs if value in self.wide]
+        found = {
+            value: frozenset().union(*sources)
+            for value in node.writes
+            if self.graph.types[value] in INTEGERS
+        }
+        self.wide.update(found)
 
     def follow(self, node: Node) -> None:
         """Note the outputs of a node if they are raw, or a mean of raw values."""

@@ -5,7 +5,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -85,7 +85,8 @@ def compare(name: str, reference: Array, result: Array) -> TensorDiff:
         reference: floats (``ml_dtypes`` included), integers, booleans or strings of any shape.
         result: the same shape, of any such type.
 
-    Complexity: linear in the elements, with temporaries for a part of them, and for one row.
+    Complexity: linear in the elements, with temporaries for a part of them, and for one row; with copies of both
+    tensors if some elements are sentinels.
     """
     reference = np.asarray(reference)
     result = np.asarray(result)
@@ -116,10 +117,7 @@ def compare(name: str, reference: Array, result: Array) -> TensorDiff:
         facts |= dict.fromkeys(_ERRORS, 0.0)
         return TensorDiff(**facts, snr_db=np.inf, cosine=1.0)
     seen = _Extremes(a, b)
-    usual = None if seen.magnitude < SENTINEL else _without_masks(a)
-    magnitude = seen.magnitude
-    if usual is not None:
-        magnitude = _Extremes(a[usual], b[usual]).magnitude
+    parts = [(a, b, seen)] if seen.magnitude < SENTINEL else _without_sentinels(a, b)
     worst = np.unravel_index(seen.worst, reference.shape)
     facts["worst_index"] = tuple(map(int, worst))
     facts["worst_reference"] = _scalar(reference[worst])
@@ -130,45 +128,49 @@ def compare(name: str, reference: Array, result: Array) -> TensorDiff:
         facts["top5_agreement"] = top_agreement(a, b, width, 5)
     is_float = reference.dtype.kind not in "biuUSO"  # ml_dtypes call themselves "V"
     if is_float and not _is_text(result):
+        magnitude = parts[0][2].magnitude
         facts["vanished"], facts["bad"] = _failures(a, b, magnitude, reference.shape)
         if "logits" in name.lower() and reference.ndim and reference.shape[-1] > 1:
             facts["kl_divergence"] = divergence(a, b, reference.shape[-1])
     facts |= _measures(a, b, seen)
-    if usual is not None:
-        facts |= _judged_apart(a, b, usual)
+    if seen.magnitude >= SENTINEL:
+        facts |= _judged_apart(parts)
     if {a.dtype.kind, b.dtype.kind} <= {"b", "i", "u"}:
         # Beyond 2^53, float64 does not tell integers apart.
-        facts["differing"] = np.count_nonzero(a != b) / a.size
+        unequal = a != b
+        facts["differing"] = np.count_nonzero(unequal) / a.size
+        if unequal.any() and not facts["max_abs"]:
+            pairs = zip(a[unequal].tolist(), b[unequal].tolist(), strict=True)
+            facts["max_abs"] = float(max(abs(one - other) for one, other in pairs))
     return TensorDiff(**facts)
 
 
-def _without_masks(a: Array) -> npt.NDArray[np.bool_]:
-    """Return which elements are no sentinels, as masks leave them."""
-    parts = [
-        (np.abs(part) < SENTINEL) | ~np.isfinite(part)
-        for part, _ in blocks(a, a, PART)
-    ]
-    return np.concatenate(parts)
+_Part: TypeAlias = "tuple[Array, Array, _Extremes]"
+"""Elements of both tensors, with their largest numbers."""
 
 
-def _judged_apart(
-    a: Array, b: Array, usual: npt.NDArray[np.bool_]
-) -> dict[str, float]:
-    """Return the metrics that are relative to a norm, which sentinels would hide: the worse ones of sentinels, and of
-    all others.
-    """
-    parts = [
-        _measures(one, other, _Extremes(one, other))
-        for one, other in ((a[usual], b[usual]), (a[~usual], b[~usual]))
-        if one.size
-    ]
-    rel_l2 = max(part["rel_l2"] for part in parts)
-    cosines = [part["cosine"] for part in parts if not np.isnan(part["cosine"])]
+def _without_sentinels(a: Array, b: Array) -> list[_Part]:
+    """Return the elements that are no sentinels, as masks leave them, and those that are; only kinds that occur."""
+    usual = np.concatenate(
+        [
+            (np.abs(part) < SENTINEL) | ~np.isfinite(part)
+            for part, _ in blocks(a, a, PART)
+        ]
+    )
+    pairs = [(a[which], b[which]) for which in (usual, ~usual)]
+    return [(one, other, _Extremes(one, other)) for one, other in pairs if one.size]
+
+
+def _judged_apart(parts: Sequence[_Part]) -> dict[str, float]:
+    """Return the metrics that are relative to a norm, which sentinels would hide: the worst ones of the parts."""
+    found = [_measures(*part) for part in parts]
+    rel_l2 = max(one["rel_l2"] for one in found)
+    cosines = [one["cosine"] for one in found if not np.isnan(one["cosine"])]
     return {
         "rel_l2": rel_l2,
         "typical_rel_l2": rel_l2,
         "snr_db": decibels(rel_l2),
-        "max_rel": max(part["max_rel"] for part in parts),
+        "max_rel": max(one["max_rel"] for one in found),
         "cosine": min(cosines, default=np.nan),
     }
 
@@ -189,7 +191,7 @@ def _is_text(x: Array) -> bool:
 
 
 def _may_rank(x: Array) -> bool:
-    """Return whether numbers may be scores: floats, or those of a byte, which are quantized; others are labels."""
+    """Return whether elements may be scores: floats, or integers of a byte, which are quantized; others are labels."""
     return not _is_text(x) and (x.dtype.kind not in "biu" or x.dtype in _BYTES)
 
 
@@ -336,11 +338,13 @@ def _relative(errors: Array, magnitude: Array) -> float:
 def _is_mask(a: Array) -> bool:
     """Return whether a tensor holds zeros and one other number."""
     numbers = set[float]()
+    has_zero = False
     for part, _ in blocks(a, a, PART):
-        largest = float(part.max())
-        least = float(part.min(where=part != 0, initial=largest))
-        numbers |= {float(part.min()), least, largest}
-    return 0.0 in numbers and len(numbers) == 2
+        used = part[part != 0]
+        has_zero |= used.size < part.size
+        if used.size:
+            numbers |= {float(used.min()), float(used.max())}
+    return has_zero and len(numbers) == 1
 
 
 def _failures(

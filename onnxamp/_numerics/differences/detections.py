@@ -328,8 +328,9 @@ def match_rows(
         other = columns_of([result[name] for name in names])
         if len(one.scores) != len(other.scores) or not arrays.keys() >= {*names}:
             continue  # another number of images, or rows of detections that are matched already
-        # Beside boxes, scores below zero are logits.
-        if one.boxes is not None and (one.scores < 0).any():
+        # Beside boxes, scores below zero are logits, except -1, which pads lists.
+        is_logit = (one.scores < 0) & (one.scores != -1)
+        if one.boxes is not None and is_logit.any():
             one = one.squashed()
             other = other.squashed()
         detections, rows, columns = _compared(names, one, other)
@@ -388,8 +389,8 @@ def _image(
         kept = overlaps[rows, columns]
         worst = float(kept.min())
         errors.append(_OVERLAP_WEIGHT * (1 - kept) * np.abs(one.scores[rows]))
-    lost = np.delete(one.scores, rows)
-    new = np.delete(other.scores, columns)
+    lost = np.delete(np.arange(len(one.scores)), rows)
+    new = np.delete(np.arange(len(other.scores)), columns)
     errors += [
         _excess(lost, one.scores, other.scores),
         _excess(new, other.scores, one.scores),
@@ -408,22 +409,23 @@ def _image(
     return found, rows, columns
 
 
-def _excess(missing: Array, mine: Array, others: Array) -> Array:
+def _excess(missing: npt.NDArray[np.intp], mine: Array, others: Array) -> Array:
     """Return how far scores of rows that the other side lacks lie above the lowest that was selected there.
 
     If the number of rows depends on a threshold, no score of either side is below it. If none of the rows has a match,
     their boxes or labels are wrong rather than their order, and each counts in full.
     """
-    missing = missing[_mean_something(missing)]
-    known = others if len(mine) == len(others) else np.concatenate([mine, others])
-    known = known[_mean_something(known)]
-    listed = np.count_nonzero(_mean_something(mine))
-    if not known.size or missing.size == listed:
-        return np.asarray(np.abs(missing))
-    return np.asarray(np.maximum(missing - known.min(), 0))
+    are_listed = _are_detections(mine)
+    lacking = mine[missing[are_listed[missing]]]
+    known = others[_are_detections(others)]
+    if len(mine) != len(others):
+        known = np.concatenate([mine[are_listed], known])
+    if not known.size or lacking.size == np.count_nonzero(are_listed):
+        return np.asarray(np.abs(lacking))
+    return np.asarray(np.maximum(lacking - known.min(), 0))
 
 
-def _mean_something(scores: Array) -> npt.NDArray[np.bool_]:
+def _are_detections(scores: Array) -> npt.NDArray[np.bool_]:
     """Return which rows do not only pad a list to a fixed length: those have the score 0, or a negative one such as -1
     beside positive ones.
     """

@@ -81,22 +81,16 @@ def metric_name(metric: str) -> str:
     return AT_MOST.get(metric) or AT_LEAST.get(metric) or _OTHERS.get(metric, metric)
 
 
-def decibels(relative_l2: float) -> float:
-    """Signal-to-noise ratio in decibels of a relative L2 error; inf if it is zero."""
-    if relative_l2 == 0:
+def decibels(error: float) -> float:
+    """Return the signal-to-noise ratio in decibels of a relative L2 error; inf if it is zero."""
+    if error == 0:
         return inf
-    return -20 * log10(relative_l2) if isfinite(relative_l2) else -inf
+    return -20 * log10(error) if isfinite(error) else -inf
 
 
-def relative_l2(metric: object, tolerance: float) -> float:
-    """Return the relative L2 error that belongs to the tolerance of a metric of level auto.
-
-    For metrics that have nothing to do with it, that is the tolerance itself.
-    """
-    if metric == "snr":
-        return float(10 ** (-tolerance / 20))
-    # The cosine of a vector and one that is off by a small share e, at a right angle, is about 1 - e² / 2.
-    return sqrt(2 * tolerance) if metric == "cosine" else tolerance
+def from_decibels(ratio: float) -> float:
+    """Return the relative L2 error of a signal-to-noise ratio in decibels."""
+    return float(10 ** (-ratio / 20))
 
 
 @record(kw_only=True)

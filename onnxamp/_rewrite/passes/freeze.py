@@ -50,7 +50,7 @@ def apply(draft: Draft, options: Options) -> PassResult:
 
 
 def without_inputs(model: ModelProto, names: Container[str]) -> ModelProto:
-    """Return the model without the inputs of these names, which have initializers."""
+    """Return the model without the inputs of these names, which have initializers; an old IR version is raised."""
     result = copy_without(model, "input")
     result.ir_version = max(model.ir_version, WEIGHTS_ALONE)
     result.graph.input.extend(

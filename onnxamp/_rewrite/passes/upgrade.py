@@ -130,13 +130,19 @@ def _move(
     name = moved["from"]
     position = moved["at"]
     value = take_attribute(proto, name, step.defaults.get(name))
-    if value is None or (value == [] and not moved.get("required")):
-        return
-    if "unless" in moved and value == np.float32(moved["unless"]):
+    if value is None or _means_nothing(moved, value):
         return
     names = [*proto.input, *[""] * (position + 1 - len(proto.input))]
     names[position] = _constant(moved, value, proto, site)
     proto.input[:] = names
+
+
+def _means_nothing(moved: Mapping[str, Any], value: Any) -> bool:
+    """Return whether the value of an attribute means the same as no input."""
+    nothing = moved.get("unless")
+    if nothing is None or isinstance(nothing, list):
+        return bool(value == nothing)
+    return bool(value == np.float32(nothing))
 
 
 def _constant(

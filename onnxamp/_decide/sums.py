@@ -85,13 +85,15 @@ def _readers(graph: Graph, node: Node, seen: set[int]) -> Iterator[Node]:
                 stack.append((reader, True))
 
 
-def unfinished(
+def readers_of_sum(
     graph: Graph, node: Node, seen: set[int], low: Format, kind: HazardKind
 ) -> Iterator[Hazard]:
-    """Yield the hazards of the nodes that read a sum before it is divided.
+    """Yield the hazards of the nodes that read a sum, up to those that divide it.
 
     Nodes are added to ``seen``, so that all walks of a graph together take linear time.
     """
-    why = f"reads the sum of {node.label!r} before anything divides it"
     for reader in _readers(graph, node, seen):
+        why = f"reads the sum of {node.label!r} before anything divides it"
+        if reader.key == "Div":
+            why = f"divides the sum of {node.label!r}"
         yield Hazard(reader.index, kind, why, unless=in_range(graph, reader, low))
