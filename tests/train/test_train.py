@@ -98,7 +98,7 @@ def test_masks_are_no_weights() -> None:
 
 def test_labels_of_fewer_samples() -> None:
     net = build_train_network(mlp(), SGD(), "mean-squared-error")
-    with pytest.raises(onnxamp.ArgumentError, match="'label' has the size 1 in 'N', and others 4"):
+    with pytest.raises(onnxamp.ArgumentError, match="'label' has the size 1 in 'N', and another one 4"):
         net.step({"x": feeds()["x"], "label": np.zeros((1, 3), np.float32)})
 
 
@@ -529,7 +529,7 @@ def test_wrong_feeds() -> None:
         net.step({name: array.astype(np.float32) for name, array in feeds().items()})
     with pytest.raises(onnxamp.ArgumentError, match=r"'label' must have the shape \[\w+\], not \[4, 2\]"):
         net.step(feeds() | {"label": np.zeros((4, 2), np.int64)})
-    with pytest.raises(onnxamp.ArgumentError, match="'label' has the size 3 in 'N', and others 4"):
+    with pytest.raises(onnxamp.ArgumentError, match="'label' has the size 3 in 'N', and another one 4"):
         net.step(feeds() | {"label": feeds()["label"][:3]})
     assert net.step({"x": feeds()["x"].astype(np.float64), "label": feeds()["label"].astype(np.int32)}).loss > 0
     with pytest.raises(onnxamp.ArgumentError, match="another network"):
