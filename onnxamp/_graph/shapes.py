@@ -1,6 +1,7 @@
 """Best-effort shapes and element counts of values, which weigh costs and never decide legality."""
 
 from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import chain
 from math import prod
@@ -57,14 +58,14 @@ def with_shapes(
 
     Args:
         types: type by value index.
-        given: shapes of model inputs. If given, shapes that the model computes from them are also followed.
+        given: shapes of model inputs.
     """
     skeleton = _skeleton(view)
     _hide_untyped(skeleton, view, types)
     _declare_before_casts(skeleton, view, types)
     if given:
         _fix(skeleton.graph, given)
-    return _inferred(skeleton, data_prop=bool(given))
+    return _inferred(skeleton)
 
 
 def read_shapes(view: View, skeleton: ModelProto) -> Sequence[Shape | None]:
@@ -176,7 +177,7 @@ def symbolic_shapes(
         del skeleton.graph.node[:]
         skeleton.graph.node.extend(kept)
         skeleton.graph.initializer.extend(known.values())
-    return _read_symbolic(view, _inferred(skeleton, data_prop=True), known or {})
+    return _read_symbolic(view, _inferred(skeleton), known or {})
 
 
 def named_shapes(
@@ -196,7 +197,7 @@ def named_shapes(
     _fix(skeleton.graph, dims)
     names = {dim for dim in chain.from_iterable(dims.values()) if isinstance(dim, str)}
     _forget_own_names(scope_graphs(view, skeleton)[1:], names)
-    inferred = _inferred(skeleton, data_prop=True)
+    inferred = _inferred(skeleton)
     shapes = _read_symbolic(view, inferred, {})
     graphs = scope_graphs(view, inferred)
     for scope, graph in zip(view.scopes[1:], graphs[1:], strict=True):
@@ -247,12 +248,13 @@ def _read_symbolic(
     return shapes
 
 
-def _inferred(skeleton: ModelProto, *, data_prop: bool) -> ModelProto:
-    """Return the skeleton with onnx's shapes; the skeleton itself if inference fails."""
-    try:
-        return onnx.shape_inference.infer_shapes(skeleton, data_prop=data_prop)
-    except Exception:  # noqa: BLE001 - the C++ code raises unrelated types, and shapes are optional
-        return skeleton
+def _inferred(skeleton: ModelProto) -> ModelProto:
+    """Return the skeleton with onnx's shapes, also those that it computes; the skeleton itself if inference fails."""
+    for data_prop in (True, False):
+        # The C++ code raises unrelated types, and shapes are optional.
+        with suppress(Exception):
+            return onnx.shape_inference.infer_shapes(skeleton, data_prop=data_prop)
+    return skeleton
 
 
 def _fix(graph: GraphProto, given: Mapping[str, Sequence[int | str]]) -> None:

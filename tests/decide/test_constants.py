@@ -129,6 +129,16 @@ def test_the_inverse_of_a_guard(inverse):
     agrees(guarded("", constants, divided=f"{computed} q = Mul (h, z)"), {"x": ROWS})
 
 
+@pytest.mark.parametrize("guard", ["Clip", "Max", "Add"])
+def test_vectors_of_unit_length_may_be_low(guard):
+    """As PyTorch normalizes: zeros divided by the bound are zeros."""
+    text = f"""(float[4,16] x) => (float[4,16] y) <float e = {{1e-12}}, int64[1] ax = {{-1}}> {{
+        h = MatMul (x, w) n = ReduceL2 (h, ax) d = {guard} (n, e) q = Div (h, d) y = MatMul (q, w) }}"""
+    original = model(text, w=WEIGHT)
+    assert precisions(original)["y"] == {True}
+    agrees(original, {"x": ROWS})
+
+
 def test_a_quotient_of_what_is_not_zero_with_its_guarded_divisor():
     text = """(float[4,16] x, float[4,1] m) => (float[4,16] y) <float e = {1e-6}, float tiny = {1e-6}> {
         h = MatMul (x, w) r = Relu (m) d = Add (r, e) q = Div (h, d) z = Mul (q, tiny) y = MatMul (z, w) }"""

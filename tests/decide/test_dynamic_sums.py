@@ -67,6 +67,11 @@ BOUNDED = {
     "a few updates": f"(float[8,8] t, int64[16,1] at, float[16,8] x) => (float[8,8] y) {{ {SCATTER} y = Relu (s) }}",
     "copies": SCATTERED.replace('<reduction = "add">', ""),
     "weights": "(float[B,N,8] x) => (float[B,N,8] y) { y = MatMul (x, w) }",
+    "behind a shape that is computed": """(float[B,N,8] x, float[B,M,8] k, float[B,M,8] v) => (float[B,N,8] y) {
+        t = Transpose <perm = [0, 2, 1]> (k) a = MatMul (x, t) p = Softmax (a)
+        h = Shape (x) b = Gather (h, first) u = Unsqueeze (b, zero) n1 = Gather (h, second) un = Unsqueeze (n1, zero)
+        k1 = Shape (k) m1 = Gather (k1, second) um = Unsqueeze (m1, zero) l = Concat <axis = 0> (u, un, um)
+        r = Reshape (p, l) y = MatMul (r, v) }""",
 }  # fmt: skip
 
 
@@ -130,6 +135,26 @@ def test_many_rows_are_right(name: str) -> None:
     report = onnxamp.diff_models(model, onnxamp.convert_model(model, "O3"), samples=[feeds])
     assert report.passed
     assert report.outputs[0].rel_l2 < 2e-3
+
+
+def test_a_residual_stream_is_in_range_again() -> None:
+    """What one other value is added to may be as large. A stream goes on from sum to sum, as in a pre-norm decoder."""
+    text = """(float[B,N,8] x, float[B,N,M] path) => (float[B,M,8] y) { t = Transpose <perm = [0, 2, 1]> (path)
+        [sum] s = MatMul (t, x) [one] a = MatMul (s, w) [one] b = Add (s, a) [one] c = MatMul (b, w)
+        [stream] d = Add (b, c) [stream] e = MatMul (d, w) [stream] f = Add (d, e) [stream] y = MatMul (f, w) }"""
+    kept = kept_by(model_of(text), "O2")
+    assert {name.partition(" ")[0] for name in kept} == {"sum", "one"}
+
+
+def test_messages_that_degrees_normalize() -> None:
+    """As in a graph convolution, whose sums grow with the root of the degree; the sum is exact nevertheless."""
+    text = """(float[N,8] x, int64[E] source, int64[E,1] at, float[N,1] d0, float[E,1] ones, float[N,8] t) =>
+        (float[N,8] y) { h = MatMul (x, w) [sum] d = ScatterND <reduction = "add"> (d0, at, ones) e = Add (d, n)
+        r = Sqrt (e) q = Reciprocal (r) g = Gather (h, source) f = Gather (q, source) m = Mul (g, f)
+        [sum] s = ScatterND <reduction = "add"> (t, at, m) a = Add (s, h) b = Relu (a) [next] y = MatMul (b, w) }"""
+    plan = onnxamp.plan_model(model_of(text), "O2")
+    low = {row.node.partition(" ")[0]: row.low for row in plan.rows}
+    assert (low["sum"], low["next"]) == (False, True)
 
 
 @pytest.mark.parametrize("level", ["O2", "O3"])

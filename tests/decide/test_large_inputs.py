@@ -201,6 +201,40 @@ def test_a_temperature_is_no_mask() -> None:
     assert onnxamp.diff_models(model, model, provider="cpu").passed
 
 
+def test_weights_that_have_decayed_say_nothing_of_inputs() -> None:
+    """Beside what is left of those of dead pixels, small weights are on their way."""
+    left = np.ones(8)
+    left[[3, 4]] = 1e-5, 1e-12
+    weights = {"w": product() * left[:, None], "v": product()}
+    text = f"{ROWS} {{ h = MatMul (x, w) r = Relu (h) y = MatMul (r, v) }}"
+    assert not onnxamp.plan_model(model_of(text, **weights), "O2").hazards
+    weights["w"][4] = weights["w"][5]
+    assert onnxamp.plan_model(model_of(text, **weights), "O2").hazards
+
+
+@pytest.mark.parametrize(("offset", "is_kept"), [(0.3, False), (1e-9, True)])
+def test_a_dead_channel_beside_its_offset(offset: float, is_kept: bool) -> None:
+    w = RNG.standard_normal((4, 3, 1, 1))
+    w[1] *= 3e-7
+    b = np.full(4, 0.5)
+    b[1] = offset
+    model = model_of("(float[1,3,8,8] x) => (float[1,4,8,8] y) { r = Relu (x) y = Conv (r, w, b) }", w=w, b=b)
+    assert bool(onnxamp.plan_model(model, "O2").hazards) == is_kept
+
+
+@pytest.mark.parametrize("divided", ["d = Div (f, n)", "d = Mul (f, m)"])
+def test_products_of_what_was_divided_by_their_number(divided: str) -> None:
+    """A non-local block, as PyTorch and older exporters write its shapes."""
+    text = """(float[1,8,112,112] x) => (float[1,12544,8] y) <float n = {12544}, float m = {7.97e-5},
+        int64[1] zero = {0}, int64[1] two = {2}, int64[1] rest = {-1}> {
+        a0 = Conv (x, u) h = Shape (a0) s = Slice (h, zero, two) t = Concat <axis = 0> (s, rest) a = Reshape (a0, t)
+        b = Transpose <perm = [0, 2, 1]> (a) f = MatMul (b, a) DIVIDED z = MatMul (d, b) y = Relu (z) }"""
+    weights = {"u": RNG.standard_normal((8, 8, 1, 1)) / 3}
+    assert not onnxamp.plan_model(model_of(text.replace("DIVIDED", divided), **weights)).hazards
+    plan = onnxamp.plan_model(model_of(text.replace("DIVIDED", "d = Neg (f)"), **weights))
+    assert ("z", "large reduction") in {(hazard.node, hazard.reason) for hazard in plan.hazards}
+
+
 @pytest.mark.parametrize("order", ["s, c", "c, s"])
 def test_a_mean_of_an_input_says_nothing_of_its_size(order: str) -> None:
     """A sum of many terms leaves the range, and is read by what makes a mean of it. The input does not."""

@@ -119,7 +119,7 @@ def test_what_does_not_run_in_pieces_runs_whole(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(pieces, "parts_of", before_relu)
     model = upsampling("r, none, none, sizes")
     feeds = {"x": np.linspace(-1, 1, 192, dtype=np.float32).reshape(1, 3, 8, 8)}
-    budget = 33000 if layers else 11000  # layers take the values of three runs
+    budget = 26000 if layers else 11000  # layers take the values of three runs
     report = onnxamp.diff_models(
         model, onnxamp.convert_model(model), feeds, provider="cpu", budget=budget, layers=layers
     )

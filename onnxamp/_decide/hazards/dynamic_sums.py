@@ -41,7 +41,7 @@ def dynamic_sums(graph: Graph, low: Format) -> Iterator[Hazard]:
     for node in _scattered(graph, low):
         why = "adds the updates of an element one after the other"
         yield Hazard(node.index, KIND, why, unless=counts_exactly(graph, node))
-        if low.is_narrow:
+        if low.is_narrow and not is_weighted(graph, node):
             yield from readers_of_sum(graph, node, seen, low, KIND)
     if low.max_finite > SENTINEL:
         return

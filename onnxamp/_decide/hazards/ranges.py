@@ -1,11 +1,12 @@
 """Constants out of the range of low precision."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from math import inf
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxamp._decide.kinds import (
@@ -83,12 +84,26 @@ def tiny_channels(graph: Graph, low: Format) -> Iterator[Hazard]:
         factors = channel_factors(graph, nodes[-1]) if nodes else None
         if factors is None:
             continue
-        used = factors[factors > 0]
-        if used.size < 2 or not used.min() < least <= used.max():
+        # Beside an ordinary offset, what a dead channel computes does not matter.
+        used = factors[(factors > 0) & (_offsets(graph, nodes, factors.size) < least)]
+        if not used.size or not used.min() < least <= factors.max():
             continue
         why = f"makes channels of a result, one of which is scaled by {used.min():.3g}"
         for node in nodes:
             yield Hazard(node.index, KIND, why)
+
+
+def _offsets(graph: Graph, nodes: Sequence[Node], count: int) -> NDArray[np.float64]:
+    """Return the magnitude of the constants that nodes at the end of a model add to each channel."""
+    total = np.zeros(count)
+    for node in nodes:
+        is_sum = node.key in op_facts().additive
+        added = node.reads if is_sum else node.reads[2:]
+        for value in added:
+            numbers = graph.constants.numbers(value, most=count)
+            if numbers is not None and numbers.size in (1, count):
+                total += numbers.reshape(-1)
+    return np.abs(total)
 
 
 def _ending(graph: Graph, value: int) -> list[Node]:

@@ -12,7 +12,7 @@ from onnxamp._decide.kinds import (
     HazardKind,
     in_range,
 )
-from onnxamp._decide.sums import is_weighted, readers_of_sum
+from onnxamp._decide.sums import averages, is_weighted, readers_of_sum
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.constants import expected_terms
@@ -59,20 +59,9 @@ def _divider(graph: Graph, total: Node, count: int) -> Node | None:
         return None
     (value,) = total.outputs
     reader = graph.only_reader(value)
-    if reader is None or reader.key not in ("Div", "Mul"):
+    if reader is None or not averages(graph, reader, value, count):
         return None
-    if reader.key == "Div" and reader.inputs[0] != value:
-        return None
-    numbers = [graph.constants.uniform(one) for one in reader.inputs if one != value]
-    number = numbers[0] if numbers else None
-    if not number:
-        return None
-    factor = 1 / number if reader.key == "Div" else number
-    return reader if abs(factor) * count < _ABOUT else None
-
-
-_ABOUT: Final = 4.0
-"""Factors up to this multiple of 1 / count make a mean of a sum, such as one of the terms that a mask leaves."""
+    return reader
 
 
 def long_products(graph: Graph, low: Format) -> Iterator[Hazard]:
@@ -92,7 +81,7 @@ def long_products(graph: Graph, low: Format) -> Iterator[Hazard]:
         if any(shape is None or None in shape for shape in shapes):
             continue  # a dynamic sum, if it may be large
         count = expected_terms(node, graph.shapes) or 0
-        if count <= low.max_finite / 8 or is_weighted(graph, node):
+        if count <= low.max_finite / 8 or is_weighted(graph, node, count):
             continue
         why = f"sums {count} products of computed values at a time"
         yield Hazard(node.index, KIND, why, unless=in_range(graph, node, low))

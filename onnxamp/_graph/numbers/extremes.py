@@ -362,6 +362,7 @@ def _zero_for_zero() -> frozenset[str]:
         facts.norm_arithmetic,
         facts.spectral_arithmetic,
         facts.growing_reductions,
+        facts.magnitudes,
         facts.exact,
     )
 

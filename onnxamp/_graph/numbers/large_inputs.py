@@ -112,7 +112,9 @@ def weighs_large_features(graph: Graph, raw: RawInputs, node: Node) -> bool:
         return False
     largest = np.abs(rows).max(axis=0)
     used = largest[largest > _DEAD]
-    if not used.size:
+    # Where some have decayed that far, small ones are what a decay has left as well.
+    has_decayed = ((largest > 0) & (largest <= _DEAD)).any()
+    if not used.size or has_decayed:
         return False
     return float(used.min()) < min(_SMALL, _UNALIKE * float(used.max()))
 
