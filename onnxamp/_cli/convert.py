@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -28,14 +27,14 @@ from onnxamp._cli.common import (
     validation_options,
 )
 from onnxamp._convert.plan import load_plan, strict
-from onnxamp._job import Request, Validation, say_nothing, search_of
+from onnxamp._job import Request, Validation, search_of
 from onnxamp._job.pipeline import convert_to_file
 from onnxamp._model.model import Model
 from onnxamp._options.values import Level, is_auto
 from onnxamp._report.progress import progress_bar
 
 if TYPE_CHECKING:
-    from onnxamp._numerics.results import DiffReport
+    from onnxamp._job.writing import Conversion
 
 
 def run(given: Given) -> None:
@@ -76,8 +75,7 @@ def run(given: Given) -> None:
             validation=_validation(given, model) if given.validate else None,
             expects=given.expected_error,
             explains=not given.quiet or bool(given.html),
-            # The warnings of a plan were printed when it was made.
-            warn=tell if plan is None else say_nothing,
+            warn=tell,
         )
         outcome = convert_to_file(request, sink_of(given, target))
     conversion = outcome.conversion
@@ -87,7 +85,7 @@ def run(given: Given) -> None:
 
         report = partial(conversion_report, conversion)
         show(given, report, "convert", partial(conversion_facts, conversion))
-    _finish(conversion.validation, conversion.target, quiet=given.quiet)
+    _finish(conversion, quiet=given.quiet)
 
 
 def _validation(given: Given, model: Model) -> Validation:
@@ -102,17 +100,18 @@ def _validation(given: Given, model: Model) -> Validation:
     )
 
 
-def _finish(validation: "DiffReport | None", target: Path, *, quiet: bool) -> None:
+def _finish(conversion: "Conversion", *, quiet: bool) -> None:
     """Say what even a quiet command says.
 
     Raises:
         click.ClickException: the result failed its validation.
     """
-    if validation is not None and not validation.passed and not validation.skipped:
-        why = printable(validation.failure or next(iter(validation.warnings), ""))
+    if conversion.fault:
+        target = printable(str(conversion.target))
         raise click.ClickException(
-            f"The result failed validation and was written to {printable(str(target))}: {why}"
+            f"The result failed validation and was written to {target}: {printable(conversion.fault)}"
         )
+    validation = conversion.validation
     unknown = validation and (validation.skipped or validation.unopened)
     if quiet and unknown:
         click.echo(f"Not validated: {printable(unknown)}", err=True)

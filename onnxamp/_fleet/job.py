@@ -331,8 +331,7 @@ def _row(
     if job.cure is not None:
         known = job.cure.row
         return replace(row, healed=known.healed, kept=known.kept, cure=known.cure)
-    if not diff.passed and not diff.skipped:
-        why = diff.failure or next(iter(diff.warnings), "it exceeds its limits.")
-        message = f"It failed validation and was written to {conversion.target}: {why}"
+    if conversion.fault:
+        message = f"It failed validation and was written to {conversion.target}: {conversion.fault}"
         return replace(row, outcome="failed", message=message)
     return row

@@ -178,8 +178,14 @@ class GraphEditor:
         self._undeclared.setdefault(scope, set()).update(names)
 
     def add_weight(self, scope: int, tensor: TensorProto) -> None:
-        """Add an initializer; its name is one of :attr:`names`, or that of an initializer that is removed."""
+        """Add an initializer; its name is one of :attr:`names`, or that of an initializer that is removed.
+
+        An IR version at which every initializer has to be an input is raised.
+        """
         self._added.setdefault(scope, []).append(tensor)
+        listed = {entry.name for entry in self.graphs[scope].input}
+        if tensor.name not in listed:
+            self.model.ir_version = max(self.model.ir_version, WEIGHTS_ALONE)
 
     def drop_weight(self, value: int) -> None:
         """Remove an initializer."""

@@ -262,10 +262,13 @@ class View:
         return node if node.scope == self.values[value].scope else None
 
     def all_names(self) -> set[str]:
-        """Return names of all values and nodes of all scopes, which new names must avoid."""
-        return {value.name for value in self.values} | {
-            node.proto.name for node in self.nodes
-        }
+        """Return names of all values and nodes of all scopes, which new names must avoid, and declared ones."""
+        names = {value.name for value in self.values}
+        names |= {node.proto.name for node in self.nodes}
+        # Some declare values that are gone: a new one of that name would have their type.
+        for scope in self.scopes:
+            names |= {entry.name for entry in scope.proto.value_info}
+        return names
 
     def overridable(self) -> list[Value]:
         """Return the initializers that callers may override."""

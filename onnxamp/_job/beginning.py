@@ -24,7 +24,8 @@ def issue_early_warnings(request: Request) -> list[str]:
         ArgumentError: a name matches nothing, and the options are strict about names.
     """
     if request.plan is not None:
-        return []
+        # They were printed when the plan was made.
+        return list(request.plan.warnings)
     with declared_ops(request.options.custom_ops):
         if not request.measures and request.validation is None:
             refuse_misspelled(request.model, request.options)

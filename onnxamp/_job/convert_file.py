@@ -3,7 +3,7 @@
 from os import PathLike
 from typing import TYPE_CHECKING, Unpack
 
-from onnxamp._base.errors import warn
+from onnxamp._base.errors import ArgumentTypeError, warn
 from onnxamp._base.paths import as_path
 from onnxamp._base.place import Place
 from onnxamp._convert.plan import Plan
@@ -93,7 +93,8 @@ def convert_file(
 
     Returns:
         The plan, a summary of the result, its validation, and the number of elements of each weight that overflowed
-        or underflowed.
+        or underflowed. With ``plan``, a result that fails its validation is written to ``NAME.failed.onnx`` instead of
+        ``dst``, with a warning.
 
     Raises:
         OutputError: the target cannot be written. ArgumentError: the state belongs to another conversion. Others as
@@ -106,6 +107,8 @@ def convert_file(
         >>> conversion.bytes_after < conversion.bytes_before, conversion.validation.passed
         (True, True)
     """
+    if plan is not None and not isinstance(plan, Plan):
+        raise ArgumentTypeError(f"plan must be a Plan, not {type(plan).__name__}.")
     asked = plan.options if plan else Options.of(level, options)
     if plan is not None and options:
         names = ", ".join(sorted(options))
@@ -137,4 +140,12 @@ def convert_file(
         validation=validation if validate else None,
     )
     sink = Sink(as_path(dst), external_data, shard_bytes, data_names)
-    return convert_to_file(request, sink).conversion
+    conversion = convert_to_file(request, sink).conversion
+    if conversion.fault:
+        places = f"{conversion.target}, not to {sink.target}"
+        warn(
+            [
+                f"The result failed validation and was written to {places}: {conversion.fault}"
+            ]
+        )
+    return conversion

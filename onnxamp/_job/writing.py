@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from onnx import ModelProto
+from onnx.serialization import registry
 
 from onnxamp._base.errors import ArgumentError
 from onnxamp._base.paths import is_remote
@@ -97,6 +98,14 @@ class Conversion(Shown):
     better: tuple[Proposal, ...] = ()
     kept_original: bool = False
 
+    @property
+    def fault(self) -> str:
+        """Why the result failed its validation and was written under another name; "" if it did not."""
+        diff = self.validation
+        if diff is None or diff.passed or diff.skipped or diff.cure is not None:
+            return ""
+        return diff.failure or next(iter(diff.warnings), "it exceeds its limits.")
+
 
 def check_form(external_data: str, shard_bytes: int | None, data_names: str) -> None:
     """Check the options for the files of a result, which :class:`Sink` describes.
@@ -146,6 +155,12 @@ class Sink:
         if self.target.is_dir():
             raise ArgumentError(
                 f"The output {str(self.target)!r} is a folder: name a file."
+            )
+        form = registry.get_format_from_file_extension(self.target.suffix)
+        if form not in (None, "protobuf"):
+            raise ArgumentError(
+                f"{str(self.target)!r} is the name of a model in text ({form}), and results are binary: name it"
+                f" {self.target.stem}.onnx."
             )
         written = self.stage or self.target
         if not is_remote(written) and not written.parent.is_dir():

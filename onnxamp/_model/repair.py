@@ -7,7 +7,8 @@ in the model                                  in its repaired copy
 ============================================  ======================================================================
 nodes out of order                            in order, each as near to its place as possible
 several Constants or initializers of a name   the one that counts in ONNX Runtime: the last Constant, or else the last
-                                              initializer (onnxruntime/core/graph/graph.cc, the constructor of Graph)
+                                              initializer (onnxruntime/core/graph/graph.cc, the constructor of Graph);
+                                              refused if they differ and are larger, where it takes the first
 a branch that never runs and cannot be read   a copy of the branch that does
 ============================================  ======================================================================
 """
@@ -21,8 +22,8 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from onnxamp._base.errors import ModelError, OpsetError
 from onnxamp._base.words import shortened
-from onnxamp._facts.ops import op_facts, op_key
-from onnxamp._model.protos import copied, node_bodies
+from onnxamp._facts.ops import attribute, op_facts, op_key
+from onnxamp._model.protos import copied, node_bodies, stored_bytes
 from onnxamp._model.wellformed import check_wellformed, is_wellformed
 
 _SHOWN: Final = 3
@@ -57,6 +58,11 @@ def _repaired(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
     is_dead = any(True for _ in _unreadable(model))
     if not (doubles or is_dead or _is_disordered(model.graph)):
         return model, ()
+    if unclear := _unclear(model.graph, doubles):
+        raise ModelError(
+            f"The weight {unclear!r} is defined twice, with different numbers: remove one, because ONNX Runtime takes"
+            " either, by its size."
+        )
     result = copied(model)
     notes = list[str]()
     if doubles:
@@ -105,6 +111,37 @@ def _doubles(graph: GraphProto) -> list[str]:
 def _constant(node: NodeProto) -> str | None:
     """Return the name that a Constant defines; None of other nodes."""
     return node.output[0] if node.op_type == "Constant" and node.output else None
+
+
+def _unclear(graph: GraphProto, doubles: Sequence[str]) -> str | None:
+    """Return a name of several large constants that differ; None if there is none."""
+    found = {name: list[TensorProto]() for name in doubles}
+    held = [(one.name, one) for one in graph.initializer]
+    for node in graph.node:
+        tensor = attribute(node, "value") if _constant(node) in found else None
+        held += [] if tensor is None else [(node.output[0], tensor)]
+    for name, tensor in held:
+        if name in found:
+            found[name].append(tensor)
+    for name, tensors in found.items():
+        is_large = any(stored_bytes(tensor) >= _LARGE for tensor in tensors)
+        if is_large and len({_content(tensor) for tensor in tensors}) > 1:
+            return name
+    return None
+
+
+def _content(tensor: TensorProto) -> bytes:
+    """Return what tensors of equal contents have in common."""
+    if tensor.data_location == TensorProto.EXTERNAL:
+        return b"".join(
+            sorted(one.SerializeToString() for one in tensor.external_data)
+        )
+    numbers = numpy_helper.to_array(tensor)
+    return repr((numbers.dtype.str, numbers.shape)).encode() + numbers.tobytes()
+
+
+_LARGE: Final = 128
+"""Bytes from which on ONNX Runtime keeps the first of several constants of a name (seen in 1.31.1)."""
 
 
 def _drop_doubles(graph: GraphProto, doubles: Container[str]) -> None:

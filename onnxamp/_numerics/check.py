@@ -191,6 +191,7 @@ class Check:
         samples = self.run.samples
         report = RunCheck(engine.name(), samples.description, samples.taken, (), None)
         groups = list[ValueMeasurements]()
+        taken = 0
         memory = dict[str, Any]()
         kind = CheckProbe if engine.is_reference else EngineProbe
         probe = kind(
@@ -219,13 +220,14 @@ class Check:
                     watched = probe.watched(memory, feeds, checked)
                     groups.append(ValueMeasurements(*watched))
                 groups[-1].add(checked)
+                taken += 1
                 if self.stop and groups[-1].has_fault(self.ops.takes):
                     break
         if report.skipped is None:
             report = self._measured(report, groups, probe.engine)
             flows = [group.flow for group in groups]
             report = replace(report, not_run=self._not_run(flows))
-        return replace(report, inputs=samples.summary, samples=samples.taken)
+        return replace(report, inputs=samples.summary, samples=taken)
 
     def _not_run(self, flows: Sequence[DataflowGraph]) -> tuple[str, ...]:
         """Return clauses about branches that no sample takes, and bodies of loops that none runs."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, sqrt
+from numbers import Real
 from typing import Final, TypeAlias
 
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError, suggestion
@@ -220,7 +221,8 @@ class Limits:
         if diff.detections is not None:
             return _held(diff, {"detections": tolerance})
         # The numbers of labels and tokens mean nothing, but how many of them differ does.
-        are_labels = not diff.is_float and diff.differing < diff.rel_l2
+        may_be_labels = diff.are_whole or not diff.is_float
+        are_labels = may_be_labels and diff.differing < diff.rel_l2
         limits = {"differing" if are_labels else "rel_l2": tolerance}
         if redrawn and not are_labels:
             # A result that comes later, when more samples are drawn already, has to meet what the first one had to.
@@ -335,12 +337,21 @@ def _check_bounds(metric: str, output: str, limit: float) -> None:
 
 def _by_output(metric: str, given: LimitLike) -> Iterator[tuple[str, float]]:
     """Yield (output, limit) pairs; the output is "" for all."""
-    if isinstance(given, (int, float)):
+    if isinstance(given, Real):
         yield "", float(given)
     elif isinstance(given, Mapping):
-        yield from ((name, float(limit)) for name, limit in given.items())
+        for name, limit in given.items():
+            if not isinstance(limit, Real):
+                raise ArgumentTypeError(
+                    f"The limit of {name!r} must be a number, not {type(limit).__name__}."
+                )
+            yield name, float(limit)
     elif isinstance(given, Iterable):
         for text in [given] if isinstance(given, str) else given:
+            if not isinstance(text, str):
+                raise ArgumentTypeError(
+                    f"Limits must be numbers, or texts of the form OUTPUT=NUMBER, not {type(text).__name__}."
+                )
             name, _, number = text.rpartition("=")
             try:
                 yield name, float(number)

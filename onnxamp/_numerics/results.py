@@ -50,9 +50,10 @@ class LayerDiff:
         return 0.0 if known is None else max(known.rel_l2, self.hidden[1])
 
     def __add__(self, other: "LayerDiff") -> "LayerDiff":
-        """With that of another sample."""
+        """With that of another sample. Positions are those of a sample's own flow: other branches shift them."""
         return replace(
             self,
+            position=max(self.position, other.position),
             local=_sum(self.local, other.local),
             accumulated=_sum(self.accumulated, other.accumulated),
             note=self.note or other.note,

@@ -337,7 +337,7 @@ def watched_parts(
     inputs = dict[str, Measurement]()
     values = dict[str, Measurement]()
     for name, value in execution.values.items():
-        if value.is_tensor() and "float" in value.data_type():
+        if value.is_tensor() and value.data_type() in ANY_FLOAT_TENSORS:
             inputs[name] = measure(value, value)
             if seen is not None:
                 seen(name, value)
@@ -485,7 +485,7 @@ def _on_engine(sessions: PairedSessions, item: LoadedSample) -> CheckedSample:
     inputs = {
         name: measure(value, value)
         for name, value in given
-        if value.is_tensor() and "float" in value.data_type()
+        if value.is_tensor() and value.data_type() in ANY_FLOAT_TENSORS
     }
     return CheckedSample(flow.choices, values, inputs)
 

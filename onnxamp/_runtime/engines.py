@@ -25,6 +25,7 @@ from onnxamp._runtime.piecewise.joined import joined_parts
 from onnxamp._runtime.piecewise.memory import LOADING, free_bytes
 from onnxamp._runtime.piecewise.parts import peak_of
 from onnxamp._runtime.piecewise.pieces import Executor, run_together
+from onnxamp._runtime.seeds import with_seeds
 from onnxamp._runtime.sessions.plugins import device_name, engine_called
 from onnxamp._runtime.sessions.session import (
     Provider,
@@ -264,6 +265,11 @@ class Session:
     """Whether the model that was last prepared may run as it was given."""
 
     @property
+    def seeded(self) -> Model:
+        """The model that runs: its random ops draw what those of the other model do."""
+        return self.model.ask(with_seeds)
+
+    @property
     def joined(self) -> str:
         """Why pieces of the model do not run, although they do together; "" if they do."""
         return "" if self._executor is None else self._executor.joined
@@ -284,8 +290,8 @@ class Session:
             return self._executor
         executor = self._executor
         flow = settled_flow(
-            self.model.proto,
-            self.model.folder,
+            self.seeded.proto,
+            self.seeded.folder,
             feeds,
             emulated=self.engine.emulates,
             provider=self.engine.provider,
@@ -339,7 +345,8 @@ class Session:
         """
         if self.runs_whole(feeds):
             if self._loaded is None:
-                self._loaded = self.engine.load(self.model.path or self.model.proto)
+                source = self.seeded.path or self.seeded.embedded()
+                self._loaded = self.engine.load(source)
             return self.engine.run(self._loaded, feeds)
         if not self.runs_as_given(feeds):
             return self._run_pieces([feeds], progress, also)[0]
@@ -388,7 +395,7 @@ class Session:
         """
         if self._given is None:
             self._given = make_session(
-                self.model,
+                self.seeded,
                 self.engine.provider,
                 optimize=False,
                 lean=lean,

@@ -5,7 +5,7 @@ dimension                              size
 =====================================  =====================================================================
 named in ``dims``                      ``dims[name]``
 a formula ("past + 1", "a * b")        what it gives: names, whole numbers, ``+``, ``-``, ``*`` (or ``x``), ``//``
-                                       and brackets
+                                       and brackets; names are doubled until it gives at least 1
 "total_..." of "past_..." and "..."    the sum of the two; one new token where only "past_..." has a name
 "past_..." with "..."                  of a decoder: 0 of 8 in its prompts, 8 of 1 in its steps, which take turns
 determined by weights or other inputs  what they say, where the usual size does not run: the channels of a Conv
@@ -28,6 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
+import numpy as np
 from onnx import TensorProto, TensorShapeProto, TypeProto, ValueInfoProto
 
 from onnxamp._base.errors import ArgumentError, suggestion
@@ -38,6 +39,9 @@ OTHER: Final = 8
 
 _TRIED: Final = (16, 32, 64, 1, 224, 1024)
 """Sizes that networks need if 8 is too small, not divisible, or too many tokens at once; the last is for sound."""
+
+_DOUBLINGS: Final = 8
+"""How often a size is doubled at most: from 8 to 2,048."""
 
 _IMAGE: Final = re.compile("height|width")
 _SIDES: Final = (*_TRIED, 384, 336, 256, 448, 512, 128)
@@ -120,19 +124,42 @@ class Sizes(NamedTuple):
                 )
                 text = f"The model's inputs have no dimension {name!r}; they have {listed}."
                 raise ArgumentError(text + suggestion(self.formulas, name))
-            if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            is_whole = isinstance(size, (int, np.integer)) and not isinstance(
+                size, bool
+            )
+            if not is_whole or size < 0:
                 raise ArgumentError(
                     f"Dimension {name!r} cannot have the size {size!r}."
                 )
         usual = {name: BATCH if name in self.batches else OTHER for name in self.plain}
-        sizes = {**usual, **self.counted, **dims}
+        sizes = {**usual, **self.counted, **{name: int(dims[name]) for name in dims}}
         for name, (past, new) in self.totals.items():
             if name not in dims:
                 sizes[name] = sizes[past] + (sizes[new] if new else 1)
-        for name, formula in self.formulas.items():
-            if formula is not None and name not in dims:
-                sizes[name] = max(_value(formula, sizes), 0)
+        asked = {
+            name: formula
+            for name, formula in self.formulas.items()
+            if formula is not None and name not in dims
+        }
+        for formula in asked.values():
+            self._enlarge(formula, sizes, dims)
+        for name, formula in asked.items():
+            sizes[name] = max(_value(formula, sizes), 0)
         return sizes
+
+    def _enlarge(
+        self, formula: _Formula, sizes: dict[str, int], given: Collection[str]
+    ) -> None:
+        """Double the sizes of names in a formula until it gives one, as in "height / 32"; caches may be empty."""
+        parts = (part.id for part in ast.walk(formula) if isinstance(part, ast.Name))
+        fixed = {*given, *self.batches, *self.counted, *self.totals}
+        free = [name for name in parts if name not in fixed]
+        if any(name.startswith(_PAST) for name in free):
+            return
+        for _ in range(_DOUBLINGS):
+            if _value(formula, sizes) > 0:
+                break
+            sizes.update({name: 2 * sizes[name] for name in free})
 
     @property
     def totals(self) -> dict[str, tuple[str, str | None]]:

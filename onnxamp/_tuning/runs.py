@@ -279,14 +279,14 @@ def _errors(
 def run_noise(
     original: Model, sample: Sample, metric: Metric, engine: Engine
 ) -> float:
-    """Return the error of the original against itself in a second run.
+    """Return the error of the original against itself in a second session: in one, random ops draw further numbers.
 
     Raises:
         RuntimeFailure: it does not run.
     """
-    model = engine.open(original)
     feeds = check_inputs(original.proto, sample)
-    return metric.error(model.run(feeds), model.run(feeds))
+    first, second = (engine.open(original).run(feeds) for _ in range(2))
+    return metric.error(first, second)
 
 
 def device_noise(

@@ -333,27 +333,29 @@ SAME_IN_ALL_SAMPLES = {"name", "reference_dtype", "result_dtype", "usual_rel_l2"
 WORSE = {
     **dict.fromkeys(("reference_shape", "result_shape"), (3,)), "worst_index": (0,), "cosine": -1.0, "snr_db": -9.0,
     "bad": Bad("NaN", (1,), 0.0, 1), "part": PartError(9.0, "x"), "worst_sample": 1,
+    "are_whole": False,
 }  # fmt: skip
 
 
 def test_merge_joins_every_field():
     """A field that onnxamp/_numerics/differences/merge.py does not know would be that of the first sample."""
-    first = compare("x", np.float32([1, 2]), np.float32([1, 2.5]))
+    first = compare("x", np.float32([0, 2]), np.float32([0, 3]))
     for field in {item.name for item in fields(first)} - SAME_IN_ALL_SAMPLES:
         second = replace(first, **{"max_abs": 9.0, "rel_l2": 9.0, field: WORSE.get(field, 9.0)})
         assert getattr(merge([first, second]), field) != getattr(first, field), field
 
 
-def test_merge_keeps_the_first_failure_and_its_sample():
+def test_merge_keeps_the_worst_failure_and_its_sample():
     good = compare("x", np.ones(4), np.ones(4))
     bad = compare("x", np.ones(4), np.array([1, 0, 1, 0.0]))
     worse = compare("x", np.ones(4), np.array([1, np.nan, 1, 1]))
-    merged = merge([good, bad, worse])
-    assert merged.bad == replace(bad.bad, sample=1)
+    merged = merge([good, bad, worse, worse])
+    assert merged.bad == replace(worse.bad, sample=2, count=2)
     assert merged.vanished == 2
     assert merged.worst_sample == 2
-    assert merged.alarm == (
-        "Values vanished: 2 of 12 elements are exactly zero without cause, the first at [1], where the reference is 1."
+    assert (
+        merged.alarm
+        == "NaN where the reference is finite: 2 of 16 elements, the first at [1], where the reference is 1."
     )
 
 

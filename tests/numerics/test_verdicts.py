@@ -75,6 +75,56 @@ def test_lists_that_are_padded_with_minus_one() -> None:
     assert [one.error for one in compare_matched(*labels, frozenset(labels[0]))[0]] == [0.0]
 
 
+def test_labels_may_be_floats() -> None:
+    """The class of a pixel, as exporters cast it: some fall to another class, also to class 0."""
+    text = """(float[4096] x) => (float[4096] y) CONSTANTS { s = Mul (x, five) h = Cast <to = TYPE> (s)
+        f = Cast <to = 1> (h) y = Floor (f) }"""
+    one, other = (with_constant(text.replace("TYPE", str(elem)), five=5.0) for elem in (1, 10))
+    feeds = {"x": np.linspace(0, 1, 4096, dtype=np.float32)}
+    report = compared(one, other, feeds)
+    output = report.outputs[0]
+    assert (output.are_whole, output.differing > 0, report.passed) == (True, True, True)
+    assert not compared(one, with_constant(text.replace("TYPE", "10"), five=0.0), feeds).passed
+
+
+@pytest.mark.parametrize(("end", "passes"), [(-65504.0, True), (-1000.0, False), (65504.0, False)])
+def test_masks_may_end_at_the_largest_number(end: float, passes: bool) -> None:
+    one, other = (with_constant(MASKED, sign=1.0, mask=mask) for mask in (-3.4028235e38, end))
+    feeds = {"x": RNG.standard_normal((8, 50)).astype(np.float32), "keep": RNG.random((8, 50)) < 0.8}
+    assert compared(one, other, feeds).passed == passes
+
+
+@pytest.mark.parametrize("shape", [(1, 10, 5), (1, 10, 84), (10, 6)])
+def test_rows_of_another_width_are_no_detections(shape: tuple[int, ...]) -> None:
+    wanted = {"y": RNG.random((1, 10, 6)).astype(np.float32)}
+    found = {"y": RNG.random(shape).astype(np.float32)}
+    groups, (diff,) = compare_matched(wanted, found, frozenset(wanted))
+    assert (groups, diff.alarm is not None) == ([], True)
+
+
+def test_the_worst_failure_of_all_samples_is_told() -> None:
+    text = """(float[8] x) => (float[8] y) CONSTANTS { p = Greater (x, zero) r = Sqrt (x) s = Where (p, r, zero)
+        y = Mul (x, s) }"""
+    one = with_constant(text, zero=0.0)
+    other = with_constant(text.replace("Where (p, r, zero)", "Mul (r, zero)"), zero=0.0)
+    samples = [{"x": np.full(8, 4, np.float32)}, {"x": np.full(8, -4, np.float32)}]
+    report = compared(one, other, samples)
+    assert (report.failure or "").startswith("Output 'y': NaN where the reference is finite: 8 of 16 elements")
+
+
+def test_the_first_bad_value_if_samples_take_other_branches() -> None:
+    text = """(float[4] z, bool c) => (float[4] y) CONSTANTS {
+        y = If (c) <then_branch = t () => (float[4] a) { q = Mul (z, k) q2 = Mul (q, k) a = Mul (q2, tiny) },
+        else_branch = e () => (float[4] b) { b = Mul (z, z) }> }"""
+    one = with_constant(text, k=1000.0, tiny=1e-6)
+    other = onnxamp.convert_model(one, "O3", hazards=False)
+    z = np.ones(4, np.float32)
+    for order in ((True, False), (False, True)):
+        report = compared(one, other, [{"z": z, "c": np.array(taken)} for taken in order])
+        assert report.first_bad is not None
+        assert report.first_bad.value.startswith("q2")
+
+
 def detector(rows: int, off: float) -> ModelProto:
     return parse(DETECTOR.replace("ROWS", str(rows)).replace("OFF", repr(off)), 17)
 

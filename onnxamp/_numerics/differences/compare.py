@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from onnxamp._facts.dtypes import FORMATS
 from onnxamp._model.weights import SENTINEL
 from onnxamp._numerics.differences.blocks import PART, Array, blocks, dot_product
 from onnxamp._numerics.differences.metrics import (
@@ -128,8 +129,11 @@ def compare(name: str, reference: Array, result: Array) -> TensorDiff:
         facts["top5_agreement"] = top_agreement(a, b, width, 5)
     is_float = reference.dtype.kind not in "biuUSO"  # ml_dtypes call themselves "V"
     if is_float and not _is_text(result):
+        facts["are_whole"] = _are_whole(a, b)
         magnitude = parts[0][2].magnitude
-        facts["vanished"], facts["bad"] = _failures(a, b, magnitude, reference.shape)
+        facts["vanished"], facts["bad"] = _failures(
+            a, b, magnitude, reference.shape, are_whole=facts["are_whole"]
+        )
         if "logits" in name.lower() and reference.ndim and reference.shape[-1] > 1:
             facts["kl_divergence"] = divergence(a, b, reference.shape[-1])
     facts |= _measures(a, b, seen)
@@ -138,7 +142,7 @@ def compare(name: str, reference: Array, result: Array) -> TensorDiff:
     if {a.dtype.kind, b.dtype.kind} <= {"b", "i", "u"}:
         # Beyond 2^53, float64 does not tell integers apart.
         unequal = a != b
-        facts["differing"] = np.count_nonzero(unequal) / a.size
+        facts["differing"] = float(np.count_nonzero(unequal) / a.size)
         if unequal.any() and not facts["max_abs"]:
             pairs = zip(a[unequal].tolist(), b[unequal].tolist(), strict=True)
             facts["max_abs"] = float(max(abs(one - other) for one, other in pairs))
@@ -149,6 +153,10 @@ _Part: TypeAlias = "tuple[Array, Array, _Extremes]"
 """Elements of both tensors, with their largest numbers."""
 
 
+_ENDS: Final = [low.max_finite for low in FORMATS.values()]
+"""The largest numbers of low-precision types."""
+
+
 def _without_sentinels(a: Array, b: Array) -> list[_Part]:
     """Return the elements that are no sentinels, as masks leave them, and those that are; only kinds that occur."""
     usual = np.concatenate(
@@ -157,7 +165,11 @@ def _without_sentinels(a: Array, b: Array) -> list[_Part]:
             for part, _ in blocks(a, a, PART)
         ]
     )
-    pairs = [(a[which], b[which]) for which in (usual, ~usual)]
+    masked, found = a[~usual], b[~usual]
+    # A sentinel means infinity, and so does the end of a narrower type.
+    is_same_side = np.sign(masked) == np.sign(found)
+    saturates = is_same_side & np.isin(np.abs(found), _ENDS)
+    pairs = [(a[usual], b[usual]), (masked, np.where(saturates, masked, found))]
     return [(one, other, _Extremes(one, other)) for one, other in pairs if one.size]
 
 
@@ -335,6 +347,18 @@ def _relative(errors: Array, magnitude: Array) -> float:
     return float(ratios.max())
 
 
+def _are_whole(a: Array, b: Array) -> bool:
+    """Return whether both tensors hold nothing but whole numbers, of which some of the first are 0."""
+    has_zero = False
+    for one, other in blocks(a, b, PART):
+        if not (
+            np.array_equal(np.rint(one), one) and np.array_equal(np.rint(other), other)
+        ):
+            return False
+        has_zero |= not one.all()
+    return has_zero
+
+
 def _is_mask(a: Array) -> bool:
     """Return whether a tensor holds zeros and one other number."""
     numbers = set[float]()
@@ -348,7 +372,7 @@ def _is_mask(a: Array) -> bool:
 
 
 def _failures(
-    a: Array, b: Array, magnitude: float, shape: tuple[int, ...]
+    a: Array, b: Array, magnitude: float, shape: tuple[int, ...], *, are_whole: bool
 ) -> tuple[int, Bad | None]:
     """Return the number of vanished elements, and the first element that fails: NaN before Inf before vanished.
 
@@ -371,9 +395,9 @@ def _failures(
             if count:
                 first.setdefault(kind, start + int(np.argmax(mask)))
         start += one.size
-    # Where a mask loses some of its ones, choices differ, which errors count.
+    # Where a mask loses some of its ones, or labels change, choices differ, which errors count.
     is_part = 0 < counts["zero"] < np.count_nonzero(a)
-    if is_part and _is_mask(a):
+    if is_part and (are_whole or _is_mask(a)):
         counts["zero"] = 0
     worst = next((kind for kind in counts if counts[kind]), None)
     if worst is None:

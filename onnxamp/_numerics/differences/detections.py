@@ -324,10 +324,12 @@ def match_rows(
     }
     matched = []
     for names in groups(arrays):
+        if not arrays.keys() >= {*names}:
+            continue  # rows of detections that are matched already
         one = columns_of([reference[name] for name in names])
+        if not _differ_in_rows(reference, result, names, one.scores.shape[1]):
+            continue
         other = columns_of([result[name] for name in names])
-        if len(one.scores) != len(other.scores) or not arrays.keys() >= {*names}:
-            continue  # another number of images, or rows of detections that are matched already
         # Beside boxes, scores below zero are logits, except -1, which pads lists.
         is_logit = (one.scores < 0) & (one.scores != -1)
         if one.boxes is not None and is_logit.any():
@@ -344,6 +346,30 @@ def match_rows(
                 del arrays[name]
         matched.append(group)
     return tuple(matched)
+
+
+def _differ_in_rows(
+    reference: Mapping[str, Any],
+    result: Mapping[str, Any],
+    names: Sequence[str],
+    rows: int,
+) -> bool:
+    """Return whether the outputs of both sides have the same shapes, apart from the number of rows of the result."""
+    counts = list[set[int]]()
+    for name in names:
+        mine, theirs = np.shape(reference[name]), np.shape(result[name])
+        if len(mine) != len(theirs):
+            return False
+        counts.append(
+            {
+                theirs[axis]
+                for axis, size in enumerate(mine)
+                if size == rows
+                and mine[:axis] == theirs[:axis]
+                and mine[axis + 1 :] == theirs[axis + 1 :]
+            }
+        )
+    return bool(set[int].intersection(*counts))
 
 
 def _compared(

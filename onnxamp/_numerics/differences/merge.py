@@ -19,6 +19,8 @@ _COUNTS: Final = (
     "result_zero",
     "vanished",
 )
+_WORST_FIRST: Final = ("NaN", "Inf", "zero")
+"""Kinds of failures."""
 _SHARES: Final = ("argmax_agreement", "top5_agreement", "kl_divergence")
 
 
@@ -31,6 +33,10 @@ def merge(diffs: Sequence[TensorDiff]) -> TensorDiff:
     sizes = [diff.size for diff in diffs]
     worst = max(range(len(diffs)), key=lambda i: diffs[i].max_abs)
     bads = [replace(diff.bad, sample=i) for i, diff in enumerate(diffs) if diff.bad]
+    bad = min(bads, key=lambda one: _WORST_FIRST.index(one.kind), default=None)
+    if bad is not None:
+        count = sum(one.count for one in bads if one.kind == bad.kind)
+        bad = replace(bad, count=count)
     # The shapes are those of a sample in which they differ, if there is one: its errors are infinite.
     odd = [d for d in diffs if d.reference_shape != d.result_shape] or diffs
     detections = [diff.detections for diff in diffs if diff.detections is not None]
@@ -61,7 +67,8 @@ def merge(diffs: Sequence[TensorDiff]) -> TensorDiff:
         worst_reference=diffs[worst].worst_reference,
         worst_result=diffs[worst].worst_result,
         worst_sample=worst,
-        bad=next(iter(bads), None),
+        bad=bad,
+        are_whole=all(of("are_whole")),
         detections=max(detections, default=None),
         part=max(parts, default=None),
     )

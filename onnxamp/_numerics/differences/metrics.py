@@ -258,6 +258,8 @@ class TensorDiff:
     """Over several samples, the root of the mean of ``rel_l2`` squared."""
     usual_rel_l2: float | None = None
     """``rel_l2`` on the samples that a verdict takes first; None if it took no more."""
+    are_whole: bool = False
+    """Whether both hold nothing but whole numbers, of which some of the reference are 0, as labels do."""
 
     @property
     def part_rel_l2(self) -> float | None:

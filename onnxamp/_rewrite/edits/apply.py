@@ -337,9 +337,6 @@ def _drop_repeated(editor: GraphEditor, edits: Edits) -> None:
         port = givers[node.key]
         name = edits.inputs.get((node.index, port))
         is_low = node.input(port) in edits.weights if name is None else name in low
-        # An attribute that these edits lowered says what the decision wants.
-        if name is not None and node.index in edits.attributes:
-            continue
         told = rules[node.key].attribute
         proto = editor.node(node.index)
         if is_low and attribute(proto, told) == edits.low.elem:

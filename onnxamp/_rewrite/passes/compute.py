@@ -50,10 +50,14 @@ def _numbers(graph: Graph) -> dict[int, Numbers]:
     evaluator = Evaluator(graph)
     # A look at operands rules out nearly all nodes, which saves reading tensors.
     known = {*graph.constants.tensors}
+    known.update(node.outputs[0] for node in graph.nodes_of({"Constant"}))
     for node in graph.nodes_of(ARITHMETIC):
         if not known.issuperset(node.inputs):
             continue
-        given = [evaluator.numbers_of(value, found) for value in node.inputs]
+        given = [
+            evaluator.numbers_of(value, found) or evaluator.made(value)
+            for value in node.inputs
+        ]
         arrays = [numbers[0].array for numbers in given if numbers]
         is_single = all(one.size == 1 and one.dtype == np.float32 for one in arrays)
         if len(arrays) < len(given) or not is_single:

@@ -46,7 +46,8 @@ def apply(draft: Draft, options: Options) -> PassResult:
         note = f"{count} were also graph inputs and are now only weights."
     if not options.freeze_defaults:
         note += " --keep-overridable lets callers override them as before."
-    return PassResult(Draft(result, draft.folder), (note,))
+    is_requested = bool(options.freeze_defaults)
+    return PassResult(Draft(result, draft.folder), (note,), requested=is_requested)
 
 
 def without_inputs(model: ModelProto, names: Container[str]) -> ModelProto:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from enum import Enum
-from math import prod
+from math import isfinite, prod
 from typing import Final, NamedTuple
 
 from onnx import TensorProto, numpy_helper
@@ -194,7 +194,7 @@ def _markers(graph: Graph, node: Node, port: int) -> Iterator[int]:
     if port or node.key not in ("Equal", "Less"):
         return
     number = graph.constants.scalar(node.input(1))
-    if number is not None:
+    if number is not None and isfinite(number):
         # Less holds for the numbers below: the largest of them is a marker.
         yield int(number) - (node.key == "Less")
 

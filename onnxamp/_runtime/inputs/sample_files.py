@@ -299,6 +299,8 @@ def _listed(content: Any) -> Array:
     Numbers that only float64 holds stay float64.
     """
     array = np.asarray(content)
+    if not array.size:
+        return array.astype(np.float32).view(WholeNumbers)
     if array.dtype.kind not in "biufU":
         raise ValueError(
             "it is not nested lists of numbers, equally long on each level"

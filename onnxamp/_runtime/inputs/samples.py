@@ -274,7 +274,8 @@ def _sample(item: Any, given: Any, model: ModelSource) -> Sample:
         fits = len(names) == 1
         feeds = [item]
     else:
-        fits = _is_tuple(item) and all(map(is_array, item))
+        # Labels, which follow, may be numbers and texts.
+        fits = _is_tuple(item) and all(map(is_array, item[: len(names)]))
         feeds = item
     if not fits:
         raise _wrong_type(

@@ -279,7 +279,8 @@ def settled_flow(
         feeds: a sample that the model accepts.
         emulated: as for :func:`~onnxamp._runtime.piecewise.flow.make_flow`.
         provider: where conditions are computed.
-        before: runs the result for an earlier sample, which is returned if this one takes the same branches.
+        before: runs the result for an earlier sample, which is returned if this one takes the same branches, and has
+            the same sizes where sums depend on them.
         arithmetic: as for :func:`~onnxamp._runtime.piecewise.flow.flow_of`.
         forced: the branches to take whatever the sample says, by the keys of their conditions; the same as before.
 
@@ -287,6 +288,10 @@ def settled_flow(
         ModelError, OpsetError, ExternalDataError: as :func:`~onnxamp._runtime.piecewise.flow.make_flow`.
         RuntimeFailure: a condition cannot be computed.
     """
+    shapes = shapes_of(feeds)
+    summed = None if arithmetic is None else shapes
+    if before is not None and before.flow.summed != summed:
+        before = None
     if before is not None and _takes_same(before, feeds):
         return before.flow
     settled = settle(
@@ -297,11 +302,12 @@ def settled_flow(
     flow = flow_of(
         settled.shell,
         emulated=emulated,
-        shapes=shapes_of(feeds),
+        shapes=shapes,
         arithmetic=arithmetic,
     )
     return replace(
         flow,
+        summed=summed,
         choices=settled.choices,
         conditions=settled.conditions,
         taken=settled.taken,

@@ -102,6 +102,8 @@ class DataflowGraph(Asked):
     """The conditions of all Ifs of the model that are no constants."""
     taken: frozenset[Branch] = frozenset()
     """The branches that the sample takes, where they are known."""
+    summed: Mapping[str, Sequence[int]] | None = None
+    """The shapes of inputs on which emulated sums depend; None if sums are float32."""
 
     def reads_of(self, nodes: Iterable[int]) -> list[str]:
         """Return the values that nodes read, apart from constants; a value occurs once per node that reads it."""

@@ -75,10 +75,16 @@ class _LoadedPiece(NamedTuple):
     Attributes:
         session: the piece.
         entries: values that it reads, each with its input.
+        lengths: how many sizes there are in those that hold sizes.
     """
 
     session: "ort.InferenceSession"
     entries: list[tuple[str, str]]
+    lengths: Mapping[str, list[int]]
+
+    def fits(self, values: "Mapping[str, ort.OrtValue]") -> bool:
+        """Return whether values hold as many sizes as those for which the piece was loaded."""
+        return all(values[name].shape() == dims for name, dims in self.lengths.items())
 
 
 def piece_inputs(flow: DataflowGraph, piece: Piece) -> list[str]:
@@ -178,16 +184,21 @@ def _declare_sizes(
     piece: Piece,
     entries: Iterable[ValueInfoProto],
     values: "Mapping[str, ort.OrtValue]",
-) -> None:
-    """Declare how many sizes there are in inputs that hold sizes: unknown ones would pass for none."""
+) -> dict[str, list[int]]:
+    """Declare how many sizes there are in inputs that hold sizes: unknown ones would pass for none. Return what was
+    declared.
+    """
     sized = op_facts().size_inputs
     names = set[str]()
     for node in (flow.nodes[index] for index in piece.nodes):
         ports = sized.get(op_key(node), ())
         names.update(node.input[port] for port in ports if port < len(node.input))
+    found = dict[str, list[int]]()
     for entry in entries:
         if entry.name in names and entry.name in values:
-            declare_dims(entry, values[entry.name].shape())
+            found[entry.name] = values[entry.name].shape()
+            declare_dims(entry, found[entry.name])
+    return found
 
 
 def _declare_ranks(
@@ -233,16 +244,17 @@ class Executor:
         Raises:
             RuntimeFailure: ONNX Runtime cannot load or run the piece.
         """
-        loaded = self._loaded(piece) or self._load(piece, values)
+        loaded = self._loaded(piece)
+        if loaded is None or not loaded.fits(values):
+            loaded = self._load(piece, values)
         # The first pieces stay. Replacing the oldest would never meet a piece again, as they run in a fixed order.
         if len(self._sessions) < _SESSIONS:
             self._sessions[piece] = loaded
-        session, entries = loaded
         feeds = {
             entry: values[name] if name in values else self.weight(name)
-            for name, entry in entries
+            for name, entry in loaded.entries
         }
-        return run_values(session, feeds, piece.wanted)
+        return run_values(loaded.session, feeds, piece.wanted)
 
     def _loaded(self, piece: Piece) -> "_LoadedPiece | None":
         """Return what was loaded for a piece, or for one that returns more; None if nothing was."""
@@ -267,7 +279,7 @@ class Executor:
         names = [name for name in names if name not in settled]
         kinds = {name: self._kind(piece, name, values) for name in names}
         model = piece_model(self.flow, piece, kinds, known)
-        _declare_sizes(self.flow, piece, model.graph.input, values)
+        lengths = _declare_sizes(self.flow, piece, model.graph.input, values)
         if self.rewrite is not None:
             model = self.rewrite(model)
         if wants_ranks(self.provider):
@@ -279,7 +291,7 @@ class Executor:
             lean=self.flow.large,
         )
         entries = (entry.name for entry in model.graph.input)
-        return _LoadedPiece(session, list(zip(names, entries, strict=True)))
+        return _LoadedPiece(session, list(zip(names, entries, strict=True)), lengths)
 
     def _kind(
         self, piece: Piece, name: str, values: "Mapping[str, ort.OrtValue]"

@@ -124,6 +124,36 @@ def to_value(feed: Feed, kind: str | None = None) -> "ort.OrtValue":
     return _made("SequenceConstruct", items, f"seq({items['x0'].data_type()})")
 
 
+def _as_text(name: str, feed: Array) -> Array:
+    """Return an array of strings as str objects: ONNX Runtime reads the memory of others as something else.
+
+    Raises:
+        ArgumentError: it holds something else, or bytes that are no UTF-8.
+    """
+    if feed.dtype.kind == "U":
+        return feed
+    items = feed.astype(object).ravel()
+    try:
+        texts = [one.decode() if isinstance(one, bytes) else one for one in items]
+    except UnicodeDecodeError as error:
+        raise ArgumentError(
+            f"Input {name!r} holds bytes that are no UTF-8: {error}."
+        ) from None
+    wrong = next((one for one in texts if not isinstance(one, str)), None)
+    if wrong is not None:
+        raise ArgumentError(
+            f"Input {name!r} must hold strings, not {type(wrong).__name__}."
+        )
+    return np.array(texts, object).reshape(feed.shape)
+
+
+def _lost_type(feed: Array, wanted: "np.dtype[Any]") -> bool:
+    """Return whether an array has lost the wanted type: numpy.savez drops those of other packages."""
+    is_foreign = wanted.kind == "V" or wanted.isbuiltin != 1
+    is_raw = feed.dtype.names is None and feed.dtype == np.dtype(f"V{wanted.itemsize}")
+    return is_foreign and is_raw
+
+
 def as_typed(feed: Feed, kind: str | None) -> Feed:
     """Return a feed cast to the float type of an input ("seq(tensor(float16))"); as it is if the type is unknown
     (None).
@@ -137,8 +167,8 @@ def as_typed(feed: Feed, kind: str | None) -> Feed:
         return [as_typed(item, inner) for item in feed]
     elem = ELEM_NUMBERS.get(inner)
     wanted = helper.tensor_dtype_to_np_dtype(elem) if elem is not None else feed.dtype
-    if feed.dtype == np.dtype(f"V{wanted.itemsize}"):
-        return feed.view(wanted)  # numpy.savez drops dtypes of other packages
+    if _lost_type(feed, wanted):
+        return feed.view(wanted)
     floats = "float" in str(wanted) and "float" in str(feed.dtype)
     return feed.astype(wanted) if floats and wanted != feed.dtype else feed
 
@@ -402,10 +432,18 @@ class WholeNumbers(np.ndarray[Any, Any]):
 
 
 def _cast(name: str, feed: Array, wanted: "np.dtype[Any]") -> Array:
-    if feed.dtype == wanted or (feed.dtype.kind in "USO" and wanted.kind == "O"):
+    if feed.dtype.kind in "USO" and wanted.kind == "O":
+        return _as_text(name, feed)
+    if feed.dtype == wanted:
         return feed
-    if feed.dtype.names is None and feed.dtype == np.dtype(f"V{wanted.itemsize}"):
-        return feed.view(wanted)  # numpy.savez drops dtypes of other packages
+    if isinstance(feed, WholeNumbers) and not feed.size:
+        return feed.astype(wanted)  # an empty list, of any type
+    if _lost_type(feed, wanted):
+        return feed.view(wanted)
+    if feed.dtype == np.dtype(f"V{feed.dtype.itemsize}"):
+        raise ArgumentError(
+            f"Input {name!r} must be {wanted}, and the given array lost its type when it was saved: save it as float32."
+        )
     same_kind = any(
         feed.dtype.kind in kinds and wanted.kind in kinds for kinds in _KINDS
     )

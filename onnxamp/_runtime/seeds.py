@@ -1,0 +1,33 @@
+"""Seeds for random ops, so that a result draws the same numbers as the original.
+
+ONNX Runtime seeds an op that has no seed of its own with the place of its node in the graph, and a Cast in front of it
+changes that place (onnxruntime/core/providers/cpu/generator/random.h).
+"""
+
+from collections.abc import Iterator
+
+from onnx import ModelProto, NodeProto
+
+from onnxamp._facts.ops import attribute, op_facts, op_key
+from onnxamp._graph.editor import set_attribute
+from onnxamp._model.model import Model
+from onnxamp._model.protos import all_nodes, copied
+
+
+def with_seeds(model: Model) -> Model:
+    """Return a model whose random ops have seeds, in their order; the model itself if none lacks one."""
+    if all(attribute(node, "seed") is not None for node in _random(model.proto)):
+        return model
+    proto = copied(model.proto)
+    for number, node in enumerate(_random(proto), 1):
+        if attribute(node, "seed") is None:
+            set_attribute(node, "seed", float(number))
+    # It is in no file.
+    return Model(proto, model.folder, repairs=model.repairs)
+
+
+def _random(model: ModelProto) -> Iterator[NodeProto]:
+    """Yield the random ops of a model and its functions."""
+    random = op_facts().random
+    for nodes in (model.graph.node, *(one.node for one in model.functions)):
+        yield from (node for node in all_nodes(nodes) if op_key(node) in random)
