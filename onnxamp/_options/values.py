@@ -90,6 +90,11 @@ def is_auto(
     }
     unused = [name for name, is_given in given.items() if is_given]
     if check_level(level) != Level.AUTO and unused:
+        if unused[0] == "metric" and validates:
+            raise ArgumentError(
+                f"metric {metric!r} is only for level 'auto': to compare outputs at {str(level)!r}, choose one of"
+                f" {', '.join(get_args(DiffMetric))}."
+            )
         also = ", rescale, data_max or rounding" if unused[0] == "samples" else ""
         judged = "" if unused[0] == "samples" else " without validation"
         raise ArgumentError(
