@@ -118,6 +118,6 @@ def test_a_plan_whose_result_fails_warns(tmp_path: Path) -> None:
 def test_a_metric_of_level_auto_is_named_at_other_levels(tmp_path: Path) -> None:
     onnx.save(with_weight(SHARED), tmp_path / "model.onnx")
     with pytest.raises(
-        ArgumentError, match="metric 'top1' is only for level 'auto': .* one of auto, detections, elements"
+        ArgumentError, match=r"metric 'top1' is only for level 'auto': .* one of auto, detections, elements"
     ):
         onnxamp.convert_file(tmp_path / "model.onnx", tmp_path / "low.onnx", metric="top1")
