@@ -163,13 +163,13 @@ class Decided:
     Attributes:
         prepared: the model, made ready.
         analysis: the decision.
-        unproven: the beginning of a sentence that refuses it if its float32 model does not compute the same as the
-            original; "" if nothing changed that might make a difference.
+        refusal: the beginning of the sentence that refuses it, if a run shows that its float32 model does not compute
+            the same as the original; "" if it needs no such proof.
     """
 
     prepared: Prepared
     analysis: Analysis
-    unproven: str = ""
+    refusal: str = ""
 
     @property
     def graph(self) -> Graph:

@@ -13,7 +13,7 @@ from onnxamp._convert.estimate import time_on_target
 from onnxamp._convert.plan import Plan
 from onnxamp._convert.raising import start_raised
 from onnxamp._convert.units import find_units, lowered, stranded
-from onnxamp._convert.upgrades import Upgrades, unproven_at
+from onnxamp._convert.upgrades import Upgrades, refusal_at
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
 from onnxamp._rewrite.passes.fold import output_of
@@ -26,7 +26,7 @@ def candidates(
 ) -> Iterator[Decided]:
     """Yield the ways to convert a model, the best first.
 
-    One whose float32 model must be proven to compute the same (:attr:`Decided.unproven`) is followed by the next best.
+    One whose float32 model must be proven to compute the same (:attr:`Decided.refusal`) is followed by the next best.
 
     Args:
         model: the model.
@@ -42,28 +42,28 @@ def candidates(
         planned = _as_planned(begun.prepared(options), options, plan)
         yield Decided(planned, analyze(planned.graph, options, plan.of_nodes()))
         return
-    as_it_is = _at_opsets(begun, options)
+    at_opsets = _at_opsets(begun, options)
     units = find_units(begun, options)
     if units:
         outputs = tuple(output_of(begun.graph, unit) for unit in units)
         asked = replace(options, folded=outputs)
         yield from _folded(begun, next(_at_opsets(begun, asked, units)), None)
     else:
-        first = next(as_it_is)
+        first = next(at_opsets)
         yield from _folded(begun, first, first.analysis)
         yield first
-    yield from as_it_is
+    yield from at_opsets
 
 
 def _folded(
-    begun: Start, first: Decided, as_it_is: Analysis | None
+    begun: Start, first: Decided, unfolded: Analysis | None
 ) -> Iterator[Decided]:
     """Yield the model with only those patterns folded that become low by it, if there are any and that pays.
 
     Arguments are those of :func:`_only_lowered` and :func:`_gain`.
     """
     best = _only_lowered(begun, first)
-    gain = "" if best is None else _gain(best.analysis, as_it_is)
+    gain = "" if best is None else _gain(best.analysis, unfolded)
     if best is not None and gain:
         yield best.told(gain)
 
@@ -86,7 +86,7 @@ def _only_lowered(begun: Start, first: Decided) -> Decided | None:
         return None
     if len(low) < len(folded.analysis.options.folded):
         folded = next(_at_opsets(begun, replace(options, folded=low)))
-    return replace(folded, unproven="Not folded into single ops:")
+    return replace(folded, refusal="Not folded into single ops:")
 
 
 def _at_opsets(
@@ -99,7 +99,7 @@ def _at_opsets(
     own = Decided(
         prepared=least,
         analysis=analyze(least.graph, options),
-        unproven="" if least is original else unproven_at(options.low.min_opset),
+        refusal="" if least is original else refusal_at(options.low.min_opset),
     )
     yield from upgrades.paying(own)
 
@@ -114,19 +114,19 @@ def _as_planned(prepared: Prepared, options: Options, plan: Plan) -> Prepared:
     return replace(planned, notes=(*planned.notes, note))
 
 
-def _gain(folded: Analysis, as_it_is: Analysis | None) -> str:
+def _gain(folded: Analysis, unfolded: Analysis | None) -> str:
     """Return a sentence about the benefit of folds; "" if there is none.
 
     Args:
         folded: the model with folds.
-        as_it_is: the model without them; None if all are of units. Those are float32 as nodes, so the cut, which might
+        unfolded: the model without them; None if all are of units. Those are float32 as nodes, so the cut, which might
             have left them in float32 as well, found that to be dearer.
     """
     gain = "makes the result faster"
-    if as_it_is is not None:
-        if time_on_target(folded) >= time_on_target(as_it_is):
+    if unfolded is not None:
+        if time_on_target(folded) >= time_on_target(unfolded):
             return ""
-        saved = as_it_is.casts - folded.casts
+        saved = unfolded.casts - folded.casts
         if saved > 0:
-            gain = f"saves {saved} of {as_it_is.casts} new Casts"
+            gain = f"saves {saved} of {unfolded.casts} new Casts"
     return f"Folding {gain}; --no-fold leaves the patterns as they are."

@@ -135,13 +135,13 @@ def decide(
     refused = list[str]()
     try:
         for candidate in candidates(model, options, plan):
-            why = proof(candidate.graph) if proof and candidate.unproven else None
+            why = proof(candidate.graph) if proof and candidate.refusal else None
             if why is None:
                 told = candidate.told(refused=refused)
                 if not refused:
                     return told
                 return explained(told, held_back(told.analysis), *refused)
-            refused.append(f"{candidate.unproven} {why}.")
+            refused.append(f"{candidate.refusal} {why}.")
     except InternalError as error:
         return _in_float32(model, options, error)
     current = model.ask(graph_of).book.opsets[""]

@@ -281,7 +281,7 @@ class Upgrades:
         return Decided(
             prepared=prepared,
             analysis=analyze(prepared.graph, options),
-            unproven=unproven_at(opset),
+            refusal=refusal_at(opset),
         )
 
     def _least(self, best: Decided, held: HeldBack) -> Decided:
@@ -340,7 +340,7 @@ def _stays(current: int, enough: int) -> str:
     return f"Opset {enough} would help, but the model was to stay at opset {current} (--opset)."
 
 
-def unproven_at(opset: int) -> str:
+def refusal_at(opset: int) -> str:
     """Return the beginning of a sentence that refuses an upgrade."""
     return f"Not upgraded to opset {opset}, where"
 

@@ -42,7 +42,8 @@ class Validation:
 
     Attributes:
         tolerance: the largest relative L2 error; None for the default of the low-precision type.
-        limits: limits of single outputs by metric, which are accepted if they miss the default tolerance.
+        limits: limits of single outputs by metric: an output that misses the default tolerance passes if it meets its
+            own.
         accept: judges outputs in place of the default limits.
         metric: how outputs are compared.
         layers: compare all values; None to do so only if outputs miss their limits.

@@ -388,7 +388,7 @@ class Comparison:
             samples=samples.taken,
             lowest="float32",
             drawn=samples.made_up and adds_low,
-            redrawn=bool(samples.usual),
+            redrawn=bool(samples.first),
         )
 
     def _compared(
@@ -419,7 +419,7 @@ class Comparison:
         model = self.reference.model
         samples = self.run.samples
         report = self._begun(probe.result.opened())
-        tally = Tally(self.limits.accept, samples.usual)
+        tally = Tally(self.limits.accept, samples.first)
         what = "layers of sample" if probe.layers else "sample"
         what = f"groups and {what}" if probe.groups else what
         kept: Kept[SampleDiff] | None = known

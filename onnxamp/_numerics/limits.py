@@ -45,12 +45,17 @@ meet. Their numbers are nothing that callers feed, and errors of one network dif
 """
 
 _PART: Final = 10.0
+"""How many times further off than a whole output a part of it may be."""
+
 PART_OFF: Final = 0.1
+"""What a part may be off by in any case."""
+
 _PART_LOST: Final = 0.3
-"""A part of an output may be off by so many times what the whole may be off by, at least by the second number, and at
-most by the third, beyond which little is left of it. In 4,000 comparisons of right conversions (real models, backbones,
-detectors, transformers, spectra, random graphs), groups of small numbers were off by at most 0.04 in float16 and 0.17
-in bfloat16; where their digits were lost, by 0.26 and more (float16), and 0.6 (bfloat16).
+"""What a part may be off by at most; beyond that, little is left of it.
+
+In 4,000 comparisons of right conversions (real models, backbones, detectors, transformers, spectra, random graphs),
+groups of small numbers were off by at most 0.04 in float16 and 0.17 in bfloat16; where their digits were lost, by 0.26
+and more (float16), and 0.6 (bfloat16).
 """
 
 

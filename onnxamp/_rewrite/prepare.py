@@ -47,9 +47,10 @@ folded, because a weight that callers can override is no constant.
 _BEFORE_FOLDS: Final = PASSES[: PASSES.index(fold.apply)]
 _AFTER_FOLDS: Final = PASSES[len(_BEFORE_FOLDS) + 1 :]
 
-_UNCHECKED: Final = (mend.apply, compute.apply, casts.apply)
-_CHECKED: Final = tuple(one for one in PASSES if one not in _UNCHECKED)
-"""The passes before checks. Checks report the faults that the other passes would remove."""
+_HIDE_FAULTS: Final = (mend.apply, compute.apply, casts.apply)
+"""Passes that remove what checks report."""
+
+_BEFORE_CHECKS: Final = tuple(one for one in PASSES if one not in _HIDE_FAULTS)
 
 
 @record
@@ -136,7 +137,7 @@ def prepare(model: Model, options: Options) -> Prepared:
 
 def with_casts(model: Model, options: Options) -> Prepared:
     """As :func:`prepare`, without removing Casts or faults, and without checking that ranges were measured."""
-    return _ready(_passed(_given(model), options, _CHECKED))
+    return _ready(_passed(_given(model), options, _BEFORE_CHECKS))
 
 
 def _given(model: Model) -> PassResult:

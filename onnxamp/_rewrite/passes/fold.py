@@ -173,7 +173,7 @@ def apply(
     asked = _AskedFolds.of(options)
     if not asked:
         return PassResult(draft)
-    # Folds that were found already are all, unless the target asks for more.
+    # Only decomposed patterns were searched for. A target that folds more, such as batch norms, needs another search.
     known = None if asked.kinds else folds
     possible = known
     if possible is None:

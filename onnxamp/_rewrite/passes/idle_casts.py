@@ -31,9 +31,9 @@ def find_idle_casts(
     Args:
         graph: the model.
         lossy: also remove Casts to low precision and back.
-        chains: whether Casts may read what is before others. If not, Casts go that change no type, that nothing reads,
-            and all but one of those of one value to one type. One that changes no type and that a graph returns stays,
-            for that graph alone.
+        chains: whether Casts may also read what is before other Casts that lose nothing. If not, only those go that
+            change no type, that nothing reads, or that repeat another one of the same value. One that changes no type
+            and that a graph returns stays, for that graph alone.
         kept: nodes to leave unchanged.
     """
     removal = IdleCasts(graph, lossy, chains, kept)

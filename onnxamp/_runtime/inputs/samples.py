@@ -116,10 +116,10 @@ class Samples:
     """The source of random samples."""
     generates: int = 0
     """Tokens that a decoder generates greedily after each prompt when two are compared."""
-    is_usual: bool = False
-    """Whether their number is the usual one, so that a verdict that is close may take more."""
-    usual: int = 0
-    """How many of them a verdict takes first, if there are more for that reason; 0 if not."""
+    may_grow: bool = False
+    """Whether their number was not asked for, so that more may be drawn if an error is close to its limit."""
+    first: int = 0
+    """How many were compared before more were drawn; 0 if none were."""
 
     @property
     def made_up(self) -> bool:
@@ -440,7 +440,7 @@ def _verdict_samples(draw: Draw, count: int) -> Samples:
     cache = SampleCache()
     samples = drawn(draw, count)
     readers = [partial(_read, draw, cache, number) for number in range(count)]
-    return replace(samples, readers=readers, is_usual=True)
+    return replace(samples, readers=readers, may_grow=True)
 
 
 def _read(draw: Draw, cache: SampleCache, number: int) -> Sample:
@@ -510,11 +510,11 @@ def further(samples: Samples, share: float) -> Samples | None:
         samples: the samples that were compared.
         share: the largest error, as a share of its limit.
     """
-    if samples.draw is None or not samples.is_usual:
+    if samples.draw is None or not samples.may_grow:
         return None
     count = further_count(len(samples), share)
     if count is None:
         return None
     more = _verdict_samples(samples.draw, count)
     readers = (*samples.readers, *more.readers[len(samples) :])
-    return replace(more, readers=readers, usual=samples.usual or len(samples))
+    return replace(more, readers=readers, first=samples.first or len(samples))
