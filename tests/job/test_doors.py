@@ -137,7 +137,7 @@ def test_functions_validate_with_the_requested_metric(metric: str) -> None:
     result = onnxamp.convert_file(path, "low.onnx", metric=metric, samples=TIED, provider="cpu", **lowered)
     assert result.validation is not None
     assert (result.validation.cure is None) == (metric != "elements")
-    with pytest.raises(onnxamp.ArgumentError, match="metric is only for level 'auto'"):
+    with pytest.raises(onnxamp.ArgumentError, match="metric 'cosine' is only for level 'auto'"):
         onnxamp.convert_file(path, "low.onnx", metric="cosine")
-    with pytest.raises(onnxamp.ArgumentError, match="metric is only for level 'auto'"):
+    with pytest.raises(onnxamp.ArgumentError, match="metric 'cosine' is only for level 'auto'"):
         onnxamp.convert_file(path, "low.onnx", metric="elements", validate=False)
