@@ -139,5 +139,5 @@ def test_functions_validate_with_the_requested_metric(metric: str) -> None:
     assert (result.validation.cure is None) == (metric != "elements")
     with pytest.raises(onnxamp.ArgumentError, match="metric 'cosine' is only for level 'auto'"):
         onnxamp.convert_file(path, "low.onnx", metric="cosine")
-    with pytest.raises(onnxamp.ArgumentError, match="metric 'cosine' is only for level 'auto'"):
+    with pytest.raises(onnxamp.ArgumentError, match="metric is only for level 'auto', not for 'O2' without"):
         onnxamp.convert_file(path, "low.onnx", metric="elements", validate=False)
