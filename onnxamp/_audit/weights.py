@@ -11,6 +11,7 @@ from onnx import ModelProto, TensorProto
 
 from onnxamp._audit import Finding, ScaleAtRisk, finding
 from onnxamp._base.errors import ModelError
+from onnxamp._base.words import count
 from onnxamp._decide.kinds import kinds
 from onnxamp._facts.dtypes import (
     FLOAT16,
@@ -110,7 +111,7 @@ def _unread(failures: Sequence[tuple[str, str]]) -> Iterator[Finding]:
     for name, why in failures[:1]:
         more = ""
         if len(failures) > 1:
-            more = f" The same is true of {len(failures) - 1} more weights."
+            more = f" The same is true of {count(len(failures) - 1, 'more weight')}."
         action = "Hazards are not checked, because they depend on the weights."
         yield finding(name, "error", "weight", why + more, action)
 

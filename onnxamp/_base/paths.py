@@ -194,6 +194,8 @@ def near_file(missing: str | PathLike[str] | None) -> str:
     if missing is None or isinstance(missing, Remote):
         return ""
     path = Path(missing)
+    if path.is_symlink():
+        return f" It is a link to {str(path.readlink())!r}, which is not there."
     try:
         names = [entry.name for entry in path.parent.iterdir()]
     except FileNotFoundError:

@@ -447,10 +447,13 @@ def overridden_by_plan() -> list[str]:
     return [f"The plan overrides {', '.join(given)}."] if given else []
 
 
-def in_its_folder(given: Given, options: Options, model: Model) -> Options:
+def in_its_folder(
+    given: Given, options: Options, model: Model, *, previews: bool = False
+) -> Options:
     """Return the options for a model, with the types that the software expects if the kind of its folder is known.
 
-    Unless the command is quiet, a sentence says so, because converting the whole folder does more.
+    Unless the command is quiet, a sentence says so, because converting the whole folder does more. A command that only
+    ``previews`` a conversion says nothing, and lacks the ranges that exponents need.
     """
     package = model.ask(_package_of)
     if package is None:
@@ -458,6 +461,9 @@ def in_its_folder(given: Given, options: Options, model: Model) -> Options:
     folder, kind = package
     if options.dtype not in kind.dtypes:
         return options
+    if previews:
+        adapted = kind.adapted(options, chosen_options(), model)
+        return replace(adapted, rescale=options.rescale)
     if not given.quiet:
         here = Path.cwd()
         folder = folder.relative_to(here) if folder.is_relative_to(here) else folder

@@ -49,8 +49,8 @@ def run(given: Given) -> None:
             "--accept judges the validation, but --no-validate skips it: drop one of the two."
         )
     plan = strict(load_plan(given.plan_file)) if given.plan_file else None
-    if plan is None:
-        is_auto(given.level, given.tolerance, None, "auto", validates=given.validate)
+    level = given.level if plan is None else plan.level
+    is_auto(level, given.tolerance, None, given.metric, validates=given.validate)
     options = plan.options if plan else options_of(given)
     if given.validate and has_runtime():
         from onnxamp._runtime.sessions.session import choose_provider  # noqa: PLC0415 - only what validates runs models

@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from onnxamp._audit.audit import audit_model
-from onnxamp._base.errors import ArgumentError
+from onnxamp._base.errors import ArgumentError, printable
 from onnxamp._base.state import opened
 from onnxamp._cli.common import (
     Given,
@@ -57,11 +57,18 @@ def run(given: Given) -> None:
         write_file(given.save, f"{diff_json(report)}\n".encode())
     if given.html:
         write_page(
-            diff_page(report, audit_model(models[-1]) if models else None), given.html
+            diff_page(
+                report, audit_model(models[-1], given.target) if models else None
+            ),
+            given.html,
         )
     show(given, partial(diff_report, report), "diff", partial(diff_facts, report))
-    if not report.passed:
-        raise click.exceptions.Exit(1 if report.was_compared else 2)
+    if report.passed:
+        return
+    if given.quiet and not report.was_compared:
+        why = report.skipped or report.failure or ""
+        click.echo(f"Not compared: {printable(why)}", err=True)
+    raise click.exceptions.Exit(1 if report.was_compared else 2)
 
 
 def _judged_again(limits: Limits, given: Given) -> DiffReport:

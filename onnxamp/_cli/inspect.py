@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import click
 
 from onnxamp._base.errors import OpsetError
-from onnxamp._cli.common import Given, options_of, show, tell, typed_flags
+from onnxamp._cli.common import (
+    Given,
+    in_its_folder,
+    options_of,
+    show,
+    tell,
+    typed_flags,
+)
 from onnxamp._convert.analysis import Decided
 from onnxamp._convert.cast_trace import CastTrace, trace_casts
 from onnxamp._convert.causes import cost_sentences
@@ -58,7 +65,7 @@ def run(given: Given) -> None:
         return
     levels = given.levels or _LEVELS
     counts, plans, hints = _inspected(given, opened, levels)
-    asked = options_of(given, levels[-1])
+    asked = in_its_folder(given, options_of(given, levels[-1]), opened, previews=True)
     rooms = tuple[Room, ...]()
     if given.inputs or asked.input_ranges or opened.stock.size <= _LARGE:
         rooms = headroom_of(opened, asked, RunOptions(samples=given.inputs))
@@ -130,7 +137,7 @@ def _decided(given: Given, opened: Model, level: str) -> Decided:
     Raises:
         ArgumentError: the model lacks a name that an option gives. OpsetError: its opset is too old.
     """
-    asked = options_of(given, level)
+    asked = in_its_folder(given, options_of(given, level), opened, previews=True)
     refuse_misspelled(opened, asked)
     return decide(opened, asked)
 

@@ -10,6 +10,7 @@ from onnxamp._cli.common import (
     check_outputs,
     custom_arguments,
     file_of,
+    in_its_folder,
     options_of,
     overridden_by_plan,
     show,
@@ -41,6 +42,8 @@ def run(given: Given) -> None:
         )
     model = given.model
     opened = Model.of(model)
+    if plan is None:
+        asked = in_its_folder(given, asked, opened, previews=True)
     page = model.with_suffix(".html")
     if given.output is not None:
         page = file_of(given.output, page.name)

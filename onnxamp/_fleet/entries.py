@@ -90,7 +90,7 @@ class Entry:
 
     def _is_read(self, job: "ModelJob") -> bool:
         """Return whether all files that the job reads were read then, and have not changed since."""
-        needed = (path for path in (job.source, job.inputs) if path is not None)
+        needed = (job.source, *_files(job.inputs))
         if not self.read.keys() >= {_relative(path, job.home) for path in needed}:
             return False
         read = self.read.items()
@@ -109,7 +109,7 @@ def remembered(part: Part) -> dict[str, Entry]:
 def _place(path: str, folder: Path) -> Path:
     """Return the path for a name that :func:`_relative` made."""
     named = as_path(path)
-    return named if is_remote(named) else folder / named
+    return named if is_remote(named) or named.is_absolute() else folder / named
 
 
 def stamps(paths: Iterable[Path], folder: Path) -> dict[str, Stamp]:

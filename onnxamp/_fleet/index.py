@@ -1,5 +1,6 @@
 """The index of a folder's pages: a table of models that sorts, with links to their pages."""
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
@@ -47,7 +48,10 @@ def _line(row: ModelOutcome, folder: Path) -> Line:
     page = page_of(folder, row.name)
     # A page of a model that could not be converted is that of an earlier result.
     has_page = page.exists() and row.has_result
-    link = quote(page.relative_to(folder).as_posix()) if has_page else None
+    link = None
+    if has_page:
+        # File names need not be UTF-8.
+        link = quote(os.fsencode(page.relative_to(folder).as_posix()))
     cells = [Cell("" if row.error is None else number(row.error), row.error)]
     if row.has_failed and not row.nodes:
         cells += [Cell("", None)] * 3

@@ -96,10 +96,11 @@ class FolderOptions:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Files that all models depend on: the file of the judging function, if one is named, and the texts."""
+        """Files that all models depend on: libraries, the file of the judging function, if one is named, and texts."""
         file = (self.accept or "").rpartition(":")[0]
         code = (as_path(file),) if file.endswith(".py") else ()
-        return code if self.prompts is None else (*code, self.prompts)
+        texts = () if self.prompts is None else (self.prompts,)
+        return (*map(as_path, self.libraries), *code, *texts)
 
 
 def run_job(options: FolderOptions, job: ModelJob) -> Entry:
@@ -313,8 +314,13 @@ def _row(
         drawback=conversion.drawback,
     )
     if diff is None:
-        return row
-    errors = [output.rel_l2 for output in diff.outputs if output.is_float]
+        return replace(row, message="The result was not compared with the original.")
+    errors = [
+        output.rel_l2
+        for output in diff.outputs
+        if output.is_float
+        and output.size > output.reference_nan + output.reference_inf
+    ]
     opening = disabled_sentence(diff.disabled, "opens it")
     row = replace(
         row,

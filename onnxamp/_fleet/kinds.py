@@ -208,17 +208,23 @@ class Packages:
         self._known: dict[Path, Package | None] = {}
 
     def of(self, model: Path) -> Package | None:
-        """Return the innermost package whose pattern of model paths matches this model; None if there is none."""
+        """Return the package whose pattern of model paths matches this model; None if there is none.
+
+        A component of a pipeline may look like a model of its own: of several kinds the first one counts, and of one
+        kind the innermost package.
+        """
+        found = list[Package]()
         folder = model.parent
         while not is_remote(folder):
             package = self._at(folder)
             path = model.relative_to(folder).as_posix()
             if package is not None and fnmatchcase(path, package.kind.models):
-                return package
+                found.append(package)
             if folder == self._root:
                 break
             folder = folder.parent
-        return None
+        order = [kind.name for kind in kinds()]
+        return min(found, key=lambda one: order.index(one.kind.name), default=None)
 
     def _at(self, folder: Path) -> Package | None:
         """Return the package in a folder; None if no kind has all its marks there."""

@@ -270,9 +270,11 @@ class RemotePath(Remote, _Base):
         errors: str | None = None,
         newline: str | None = None,
     ) -> str:
-        """Return all text, decoded as UTF-8 by default."""
-        del newline
-        return self.read_bytes().decode(encoding or "utf-8", errors or "strict")
+        """Return all text, decoded as UTF-8 by default, with the ends of lines that Python's own files give."""
+        text = self.read_bytes().decode(encoding or "utf-8", errors or "strict")
+        if newline is None:
+            text = text.replace("\r\n", "\n").replace("\r", "\n")
+        return text
 
     def read_range(self, start: int, size: int) -> bytes:
         """Return ``size`` bytes from byte ``start``; fewer if the file ends before.

@@ -161,9 +161,9 @@ def _shipping(shipped: Shipped) -> Iterator[str]:
             " Other results wait for the next run."
         )
         return
-    copied = count(len(shipped.copied), "file")
+    copied = count(len(shipped.copied), "other file")
     usual = "its models have the types that are usual there"
-    yield f"A folder for {shipped.kind}: {usual}, and onnxamp copied {copied} beside them."
+    yield f"A folder for {shipped.kind}: {usual}, beside {copied} of the original."
     if shipped.left:
         names = ", ".join(shipped.left)
         yield f"Skipped, because by their names they are the same network in other types: {names}."

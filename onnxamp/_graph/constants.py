@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxamp._facts.dtypes import FLOAT, FLOAT_TENSORS, LOW_TENSORS, Format
 from onnxamp._facts.ops import attribute, op_facts
+from onnxamp._graph.moved_numbers import moved
 from onnxamp._graph.shapes import DEFAULT_DIMENSION, Shape
 from onnxamp._graph.types import Types
 from onnxamp._graph.view import ABSENT, Node, View, stored_tensors
@@ -66,6 +67,8 @@ class Constants:
     _known: set[int] = field(init=False)
     """The values that are constant: tensors, what makers make, and what carriers move of both."""
     _sources: dict[int, int] = field(default_factory=dict)
+    _moves: dict[int, Node] = field(default_factory=dict)
+    """Value -> the node that moves, or raises, another value to make it."""
     _stats: dict[int, ConstantStats | None] = field(default_factory=dict)
     _floats: dict[int, ConstantStats | None] = field(default_factory=dict)
     _scalars: dict[int, float | None] = field(default_factory=dict)
@@ -88,10 +91,12 @@ class Constants:
                 continue
             if node.key in carriers or self._is_raised(node):
                 self._sources |= dict.fromkeys(node.outputs, self.source(source))
+                self._moves |= dict.fromkeys(node.outputs, node)
                 if source in self._known:
                     self._known.update(node.outputs)
         # Omitted outputs share one index, so the entry for it means nothing.
         self._sources.pop(ABSENT, None)
+        self._moves.pop(ABSENT, None)
         self._known.discard(ABSENT)
 
     def _is_raised(self, cast: Node) -> bool:
@@ -184,12 +189,39 @@ class Constants:
     def numbers(
         self, value: int, *, most: int | None = None
     ) -> NDArray[np.float32] | None:
-        """Return all numbers of a float32 constant; None if it is not stored as a tensor, or has more than ``most``."""
-        tensor = self.tensors.get(self.source(value))
-        # Weights may be behind a URL. Those that are too many are not even read.
-        if tensor is None or (most is not None and prod(tensor.dims) > most):
-            return None
-        return read_array(tensor, self.folder)
+        """Return all numbers of a float constant, in its shape or one that broadcasts to it.
+
+        None if it is not stored, has more than ``most``, or is moved in a way that is not followed.
+        """
+        moves = list[tuple[Node, int]]()
+        while value in self._moves:
+            node = self._moves[value]
+            moves.append((node, node.outputs.index(value)))
+            value = node.input(0)
+        tensor = self.tensors.get(value)
+        if tensor is None:
+            array = self._array(value)
+        elif most is not None and prod(tensor.dims) > most:
+            return None  # weights may be behind a URL, so that those that are too many are not even read
+        else:
+            array = read_array(tensor, self.folder)
+        for node, port in reversed(moves):
+            if array is None:
+                break
+            given = [self._given(value) for value in node.inputs[1:]]
+            try:
+                array = moved(node, array, given, port)
+            except (ValueError, TypeError, IndexError):
+                return None
+        return array
+
+    def _given(self, value: int) -> NDArray[Any] | None:
+        """Return the elements of a small integer constant in its shape; None for other values."""
+        numbers = self.integers(value)
+        tensor = self.tensors.get(value)
+        if numbers is None or tensor is None:
+            return None if numbers is None else np.array(numbers)
+        return np.array(numbers, np.int64).reshape(tensor.dims)
 
     def scalar(self, value: int) -> float | None:
         """Return the number in a constant of one element, None for any other value.

@@ -102,7 +102,7 @@ class Conversion(Shown):
     def fault(self) -> str:
         """Why the result failed its validation and was written under another name; "" if it did not."""
         diff = self.validation
-        if diff is None or diff.passed or diff.skipped or diff.cure is not None:
+        if diff is None or diff.passed or diff.skipped:
             return ""
         return diff.failure or next(iter(diff.warnings), "it exceeds its limits.")
 

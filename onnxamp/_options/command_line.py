@@ -58,7 +58,10 @@ class OptionRow(NamedTuple):
             return [flag if value else no or flag]
         words: Iterable[str]
         if self.type == "ranges":
-            words = (f"{name}={low:g}:{high:g}" for name, (low, high) in value)
+            # The same numbers: a range that is rounded may be narrower.
+            words = (
+                f"{name}={_exact(low)}:{_exact(high)}" for name, (low, high) in value
+            )
         elif self.repeats:
             words = map(str, value)
         else:
@@ -95,3 +98,8 @@ def option_rows() -> tuple[OptionRow, ...]:
 def spelled_fields() -> Mapping[str, OptionRow]:
     """Return the row of each field of Options that the command line can set."""
     return {row.field: row for row in option_rows() if row.field}
+
+
+def _exact(number: float) -> str:
+    """Return a number in as few digits as give it back."""
+    return repr(float(number)).removesuffix(".0")

@@ -63,7 +63,9 @@ def percent(part: float, whole: float) -> str:
     share = 100 * part / whole
     if 0 < share < 1:
         return "<1 %"
-    return ">99 %" if 99 < share < 100 else f"{share:.0f} %"
+    if 99 < share < 100:
+        return ">99 %"
+    return ">100 %" if 100 < share < 100.5 else f"{share:.0f} %"
 
 
 def as_sentence(clause: str) -> str:
@@ -84,9 +86,18 @@ def shape(dims: tuple[int, ...]) -> str:
 def size(bytes_: int) -> str:
     """Return bytes for people: 12.3 MB (10^6 bytes)."""
     for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if bytes_ >= factor:
+        # What rounds to 1000.0 is one of the next unit.
+        if bytes_ >= 0.99995 * factor:
             return f"{bytes_ / factor:.1f} {unit}"
     return f"{bytes_} B"
+
+
+def time_text(microseconds: float) -> str:
+    """Return a time for people: 3.2 µs, 1.25 ms, 1.23 s."""
+    for unit, factor in (("s", 1e6), ("ms", 1e3)):
+        if microseconds >= 0.9995 * factor:
+            return f"{microseconds / factor:.2f} {unit}"
+    return f"{microseconds:.3g} µs"
 
 
 def tally(names: Iterable[str], longest: int | None = None) -> str:

@@ -12,7 +12,7 @@ from onnxamp._numerics.speed.bench_results import (
     TimeRatio,
     Timing,
 )
-from onnxamp._report import size
+from onnxamp._report import size, time_text
 from onnxamp._report.parts import (
     Figure,
     Headline,
@@ -65,7 +65,7 @@ def _figure(timing: Timing) -> Figure:
     """Return the time of a run of a single model, or the speed-up of another over the first."""
     batch = "" if timing.batch is None else f" at batch {timing.batch}"
     if (ratio := timing.speedup) is None:
-        value = f"{1e3 * timing.latency.median:.3g} ms"
+        value = time_text(1e6 * timing.latency.median)
         told = f"median of {timing.latency.runs:,} runs"
         return Figure(f"latency{batch}", value, told, f"{value}{batch}")
     told = f"95 % confidence: {ratio.low:.2f} to {ratio.high:.2f}; {timing.model}"

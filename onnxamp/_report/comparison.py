@@ -102,7 +102,9 @@ def diff_verdict(diff: DiffReport) -> Headline:
         unknown = f"{unknown[0].upper()}{unknown[1:]}, but neither model loads."
     sentence = {
         Status.UNKNOWN: unknown,
-        Status.FAILED: f"The models differ{'' if diff.failure else ' by more than the limits allow'}.",
+        Status.FAILED: f"The models differ{'' if diff.failure else ' by more than the limits allow'}."
+        if diff.was_compared
+        else "The models could not be compared.",
         Status.INEXACT: "The models agree, but less closely than usual.",
         Status.PASSED: f"The models agree: {outputs_match(diff)} the reference{beyond_usual(diff)}.",
     }[status]
@@ -361,7 +363,8 @@ def _parting(parting: Parting) -> str:
     where += f" of sequence {parting.sequence}" if parting.sequences > 1 else ""
     where += f" of sample {parting.sample}" if parting.sample else ""
     parted = f"{parting.parted:,} of {count(parting.sequences, 'sequence')} of tokens"
-    return f"Output {parting.output!r}: {parted} diverge, the first at {where}: {_change(parting)}."
+    diverge = "diverges" if parting.parted == 1 else "diverge"
+    return f"Output {parting.output!r}: {parted} {diverge}, the first at {where}: {_change(parting)}."
 
 
 def _change(parting: Parting) -> str:

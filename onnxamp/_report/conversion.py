@@ -160,8 +160,13 @@ def conversion_notes(conversion: Conversion) -> Iterator[str]:
         ops = tally((op for _, op in summary.fallbacks), _OPS)
         yield f"{subject} no kernel on {target} in any precision, so {verb} on the CPU: {ops}."
     if summary.overridable:
+        are = (
+            "is also a graph input"
+            if len(summary.overridable) == 1
+            else "are also graph inputs"
+        )
         yield (
-            f"{count(len(summary.overridable), 'weight')} are also graph inputs, so callers can override them: each"
+            f"{count(len(summary.overridable), 'weight')} {are}, so callers can override them: each"
             " keeps the type of its input, and every run casts it where needed. --freeze-defaults makes them plain weights."
         )
     if summary.unknown:

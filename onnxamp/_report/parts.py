@@ -459,9 +459,10 @@ def expected_parts(
         told = f"{told[:-1]}; on the sample with the smallest error, {number(expected.least)} is expected."
     yield Statement(told)
     if expected.jumps:
+        select = "selects" if len(expected.jumps) == 1 else "select"
         yield Statement(
-            f"{count(len(expected.jumps), 'node')} select by value, and may select something else: the effect of that is"
-            " not predicted.",
+            f"{count(len(expected.jumps), 'node')} {select} by value, and may select something else: the effect of that"
+            " is not predicted.",
             Severity.WARNING,
             members=expected.jumps,
         )

@@ -14,7 +14,15 @@ from onnxamp._convert.plan import CONSTANTS
 from onnxamp._decide.verdicts import title_of
 from onnxamp._job.writing import Conversion
 from onnxamp._numerics.results import DiffReport
-from onnxamp._report import as_sentence, detailed, number, percent, size, tally
+from onnxamp._report import (
+    as_sentence,
+    detailed,
+    number,
+    percent,
+    size,
+    tally,
+    time_text,
+)
 from onnxamp._report.comparison import partings, text_figures
 from onnxamp._report.conversion import conversion_data, conversion_report
 from onnxamp._report.parts import (
@@ -218,13 +226,6 @@ def tolerance_text(tuned: Tuned) -> str:
     if tuned.metric == "snr":
         return f"{error_text(tuned, tuned.tolerance)} or more"
     return f"{tuned.tolerance:g} or less"
-
-
-def time_text(microseconds: float) -> str:
-    """Return a time for people: 3.2 µs, 1.25 ms."""
-    if microseconds >= 1000:
-        return f"{microseconds / 1000:.2f} ms"
-    return f"{microseconds:.3g} µs"
 
 
 def speedup_text(before: float, after: float) -> str:

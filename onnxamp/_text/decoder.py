@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from onnx import ModelProto
+from onnx import ModelProto, ValueInfoProto
 
 from onnxamp._base.errors import ArgumentError, MissingPackageError
 from onnxamp._base.extensions import extensions
@@ -92,6 +92,7 @@ class Decoder(NamedTuple):
         masks: hold a one for each token that was seen, along their last axis.
         flags: say whether the caches hold something.
         lengths: names of dimensions that are as long as a prompt.
+        past: names of dimensions of caches that grow with each run, which are empty before a prompt.
     """
 
     tokens: str
@@ -100,6 +101,7 @@ class Decoder(NamedTuple):
     masks: frozenset[str]
     flags: frozenset[str]
     lengths: frozenset[str]
+    past: frozenset[str]
 
     @classmethod
     def of(cls, model: Model) -> "Decoder":
@@ -137,6 +139,11 @@ class Decoder(NamedTuple):
         def inputs_of(role: Role) -> frozenset[str]:
             return frozenset(name for name in entries if roles[name] is role)
 
+        past = set[str]()
+        results = {entry.name: entry for entry in graph.output}
+        for name, present in caches.items():
+            if present:
+                past |= _growing(entries[name], results[present])
         positions = inputs_of(Role.POSITION)
         masks = {name for name in inputs_of(Role.MASK) if lengths[name] not in foreign}
         return cls(
@@ -146,6 +153,7 @@ class Decoder(NamedTuple):
             masks=frozenset(masks),
             flags=inputs_of(Role.CACHED),
             lengths=frozenset(lengths[name] for name in (tokens, *positions, *masks)),
+            past=frozenset(past),
         )
 
     def is_prompt(self, feeds: Feeds) -> bool:
@@ -307,6 +315,19 @@ def built_in_prompts(model: Model) -> SampleSource | None:
     return _BuiltIn(_BUILT_IN, generates=_FEW, tokens=tokens) if suits else None
 
 
+def _growing(cache: ValueInfoProto, present: ValueInfoProto) -> set[str]:
+    """Return the names of the dimensions of a cache that differ in the output that holds it after a run."""
+    before = cache.type.tensor_type.shape.dim
+    after = present.type.tensor_type.shape.dim
+    if len(before) != len(after):
+        return set()
+    return {
+        dim_name(cache.name, axis, dim)
+        for axis, (dim, other) in enumerate(zip(before, after, strict=True))
+        if is_open(dim) and other.dim_param not in ("", dim.dim_param)
+    }
+
+
 class PromptWriter:
     """Writes samples of a decoder: prompts, and steps with the caches after them."""
 
@@ -336,7 +357,8 @@ class PromptWriter:
         """Return the inputs for a prompt. All inputs except tokens, masks, positions and caches are random."""
         named = self._maker.named
         names = self.decoder.lengths & named.formulas.keys()
-        lengths = dict.fromkeys(named.pasts, 0) | dict.fromkeys(names, len(tokens))
+        past = {*named.pasts, *self.decoder.past} & named.formulas.keys()
+        lengths = dict.fromkeys(past, 0) | dict.fromkeys(names, len(tokens))
         sample = self._maker.make(self._seed, 0, lengths)
         # Sliding caches have rows from the beginning, which are empty.
         for cache in self.decoder.caches:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from onnxamp._base.errors import ArgumentError, RuntimeFailure
 from onnxamp._base.records import record
+from onnxamp._base.words import count
 from onnxamp._convert.analysis import analyze, low_nodes
 from onnxamp._options.values import Level
 from onnxamp._tuning.choices.candidates import Aim, Frontier, room
@@ -194,7 +195,8 @@ class TuningOutcome:
         job = self.job
         if not 0 <= number < len(tuned.candidates):
             raise ArgumentError(
-                f"There is no candidate {number}: there are {len(tuned.candidates)}, counted from 0."
+                f"There is no candidate {number}: the report has {count(len(tuned.candidates), 'candidate')},"
+                " counted from 0."
             )
         rows = list(tuned.candidates)
         row = rows[number]

@@ -548,7 +548,7 @@ def test_external_weights_are_read_where_they_lie(tmp_path) -> None:
     assert not found(audit_model(model, base_dir=tmp_path), "error")
     (error,) = found(audit_model(model), "error")
     assert (error.kind, error.node) == ("weight", "first")
-    assert "1 more weights" in error.text
+    assert "1 more weight." in error.text
     assert audit_model(model).weight_bytes == audit_model(onnx.load(path)).weight_bytes
 
 

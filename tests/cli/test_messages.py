@@ -292,7 +292,7 @@ class TestReports:
         assert Path("model_fp16.onnx").exists()
 
     @pytest.mark.parametrize(
-        ("batches", "told"), [((), r", [\d.e-]+ ms$"), (("--batch", "1,2"), "at batch 1, .* at batch 2$")]
+        ("batches", "told"), [((), r", [\d.]+ [µm]s$"), (("--batch", "1,2"), "at batch 1, .* at batch 2$")]
     )
     def test_a_model_that_is_timed_alone_has_its_time_in_one_line(self, batches: tuple[str, ...], told: str) -> None:
         path = saved("(float[N,2] X) => (float[N,2] Y) { Y = Relu (X) }")

@@ -235,6 +235,41 @@ def test_products_of_what_was_divided_by_their_number(divided: str) -> None:
     assert ("z", "large reduction") in {(hazard.node, hazard.reason) for hazard in plan.hazards}
 
 
+MEAN = {
+    "a list": "m = Constant <value_floats = [5000.0, 4000.0, 6000.0, 5500.0, 5000.0, 4500.0, 5200.0, 5100.0]> ()",
+    "one number": "m = Constant <value_float = 5000.0> ()",
+    "a fill": "m = ConstantOfShape <value = float[1] {5000}> (eight)",
+    "a slice": "m = Slice (stack, zero, eight)",
+    "a part": "m, rest = Split <num_outputs = 2> (stack)",
+    "some": "m = Gather (stack, places)",
+    "a new shape": "u = Unsqueeze (stack, zero) m, rest = Split <num_outputs = 2, axis = 1> (u)",
+}
+
+
+@pytest.mark.parametrize("name", MEAN)
+def test_a_mean_in_any_form(name: str) -> None:
+    text = f"""(float[N,8] x) => (float[N,8] y) <int64[1] zero = {{0}}, int64[1] eight = {{8}}, float ten = {{10}},
+        int64[8] places = {{0, 1, 2, 3, 4, 5, 6, 7}}> {{
+        {MEAN[name]} d = Sub (x, m) q = Div (d, ten) y = MatMul (q, w) }}"""
+    stack = np.concatenate([np.full(8, 5000.0), np.arange(8)])
+    model = parse(text, 18)
+    held = {"w": product(), "stack": stack}
+    used = {value for node in model.graph.node for value in node.input}
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(array, np.float32), key) for key, array in held.items() if key in used
+    )
+    x = {"x": (5000 + RNG.standard_normal((16, 8))).astype(np.float32)}
+    assert onnxamp.diff_models(model, onnxamp.convert_model(model), x, provider="cpu").passed
+
+
+def test_statistics_that_are_parts_of_one_tensor() -> None:
+    text = """(float[N,8,4] x) => (float[N,8,4] y) <int64[5] sizes = {8, 8, 8, 8, 500}> {
+        s, b, m, v, rest = Split (stack, sizes) y = BatchNormalization (x, s, b, m, v) }"""
+    model = model_of(text, stack=np.ones(532))
+    x = {"x": RNG.standard_normal((2, 8, 4)).astype(np.float32)}
+    assert onnxamp.diff_models(model, onnxamp.convert_model(model), x, provider="cpu").passed
+
+
 @pytest.mark.parametrize("order", ["s, c", "c, s"])
 def test_a_mean_of_an_input_says_nothing_of_its_size(order: str) -> None:
     """A sum of many terms leaves the range, and is read by what makes a mean of it. The input does not."""

@@ -397,3 +397,48 @@ def test_grouped_attention_that_is_low_is_not_said_to_run_on_the_cpu() -> None:
         "com.microsoft::GroupQueryAttention",
     ).output
     assert "2 nodes have no kernel on cuda in any precision" in kept
+
+
+def product() -> ModelProto:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[N,8] x) => (float[N,8] y) { y = MatMul (x, w) }'
+    )
+    weight = np.eye(8, dtype=np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    return model
+
+
+def test_components_with_configs_belong_to_their_pipeline() -> None:
+    """As optimum-cli exports them."""
+    for component in ("unet", "text_encoder"):
+        Path("in", component).mkdir(parents=True)
+        onnx.save(product(), f"in/{component}/model.onnx")
+        Path("in", component, "config.json").write_text("{}")
+    Path("in/model_index.json").write_text("{}")
+    Path("in/tokenizer").mkdir()
+    Path("in/tokenizer/vocab.json").write_text("{}")
+    result = run("convert", "in", "-o", "out", "--no-validate")
+    assert "A folder for Diffusers" in result.output
+    assert {"model_index.json", "tokenizer/vocab.json"} <= files("out")
+    assert result.output.count("✔") == 0, "nothing was validated"
+
+
+def test_previews_show_the_types_of_the_folder() -> None:
+    Path("in").mkdir()
+    onnx.save(product(), "in/model.onnx")
+    Path("in/genai_config.json").write_text("{}")
+    assert run("view", "in/model.onnx", "-o", "page.html").exit_code == 0
+    shown = run("inspect", "in/model.onnx", "--level", "O2", "--format", "json")
+    assert not json.loads(shown.output)["levels"]["O2"]["options"]["keep_io_types"]
+
+
+def test_what_was_read_from_a_folder_or_a_library_is_remembered(tmp_path: Path) -> None:
+    Path("in").mkdir()
+    onnx.save(product(), "in/model.onnx")
+    Path("given/model").mkdir(parents=True)
+    for number in range(2):
+        np.savez(f"given/model/{number}.npz", x=np.full((1, 8), number, np.float32))
+    outcomes = [convert(inputs="given").rows[0].outcome for _ in range(2)]
+    np.savez("given/model/2.npz", x=np.ones((1, 8), np.float32))
+    outcomes.append(convert(inputs="given").rows[0].outcome)
+    assert outcomes == ["converted", "up to date", "converted"]

@@ -128,7 +128,7 @@ def test_searches_are_not_kept_among_originals() -> None:
 
 @pytest.mark.parametrize("place", [".onnxamp.new", ".onnxamp.old"])
 def test_no_file_of_a_package_waits_among_originals(place: str) -> None:
-    for name in ("in/model_index.json", "in/sub/config.json"):
+    for name in ("in/model_index.json", "in/sub/genai_config.json"):
         Path(name).write_text("{}")
     link(f"out/sub/{place}", "in")
     in_folder()

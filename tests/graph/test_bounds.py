@@ -497,3 +497,39 @@ def test_rows_are_added_one_after_another():
     value = next(value.index for value in graph.values if value.name == "y")
     exact = float(weight.astype(np.float64).sum(0)[0])
     assert find_bounds(graph, FLOAT16, (("x", (1.0, 1.0)),))[value].high >= exact
+
+
+BROADCAST = {
+    "a power of a vector": (
+        "(float[1] x) => (float[1] y) { p = Pow (x, e) y = ReduceSum (p) }",
+        {"e": np.full(700, 2.0)}, {"x": (0.0, 10.0)},
+    ),
+    "groups without places": (
+        """(float[2,512] x) => (float[2,1] y) <int64[1] last = {-1}> {
+            n = GroupNormalization <num_groups = 64> (x, s, b) m = Relu (n) y = ReduceSum (m, last) }""",
+        {"s": np.ones(512), "b": np.zeros(512)}, {"x": (-10.0, 10.0)},
+    ),
+    "a channel that is picked": (
+        """(float[2,2,1] x) => (float[2,2,1] y) <int64[2] other = {1, 0}> { s = Gather (scales, other)
+            y = BatchNormalization (x, s, b, m, v) }""",
+        {"scales": [1, 675], "b": [0, 0], "m": [0, 0], "v": [1e-4, 1000]}, {"x": (0.0, 1.0)},
+    ),
+    "a quotient that is broadcast": (
+        """(float[4,1] x) => (float[4,1] y) <int64[1] last = {-1}> { q = Mul (x, x) s = ReduceSum (q, last)
+            a = Add (s, e) r = Sqrt (a) d = Div (x, r) y = ReduceL2 (d, last) }""",
+        {"e": np.full(64, 1e-6)}, {"x": (-1.0, 1.0)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROADCAST)
+def test_vectors_are_those_of_the_result(name):
+    """Norms of an input are no norms of a result that has longer vectors, or other channels."""
+    text, arrays, ranges = BROADCAST[name]
+    model = weights(parse(text, 18), **{key: np.asarray(array, np.float32) for key, array in arrays.items()})
+    model = onnx.shape_inference.infer_shapes(model)
+    (low, high) = ranges["x"]
+    sizes = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
+    rng = np.random.default_rng(0)
+    for x in (np.full(sizes, high), np.full(sizes, low), rng.choice([low, high], sizes)):
+        assert violations(model, {"x": x.astype(np.float32)})[0] == []

@@ -73,5 +73,5 @@ def test_other_integers_are_no_tokens():
 def test_reports_tell():
     report = onnxamp.diff_models(model(), model(shift=0.01), inputs(0.5, 0.001), provider="cpu")
     text = "\n".join(comparison_notes(report))
-    assert "1 of 2 sequences of tokens diverge, the first at position 2 of sequence 1: 1 instead of 0" in text
+    assert "1 of 2 sequences of tokens diverges, the first at position 2 of sequence 1: 1 instead of 0" in text
     assert "where the reference's logits are" in text

@@ -475,7 +475,7 @@ WRONG = {
     "not a number": ({"tolerance": np.nan}, "must be a positive number, not nan"),
     "device": ({"device": "TPU"}, "Unknown device 'TPU'"),
     "runs": ({"runs": 0}, "at least 1, not 0"),
-    "candidate": ({"pick": 99}, r"There is no candidate 99: there are \d+, counted from 0"),
+    "candidate": ({"pick": 99}, r"There is no candidate 99: the report has \d+ candidates, counted from 0"),
     "no sample": ({"samples": Samples("none", [])}, "There is no sample"),
     "samples": ({"samples": given({"nothing": np.ones(1)})}, "missing"),
 }

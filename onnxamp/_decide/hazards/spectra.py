@@ -56,13 +56,19 @@ def _signals(graph: Graph) -> _Signals:
     transforms = facts.contractions | facts.transforms
     waiting = [*graph.scopes[0].inputs]
     every = set(waiting)
+    missing = dict[int, set[int]]()
+    """Node -> the values that it reads and that are not known to be signals yet."""
     transformed = set[int]()
     spectral = set[int]()
     while waiting:
-        for node, _ in graph.consumers(waiting.pop()):
-            read = graph.computed_inputs(node)
-            if not every.isdisjoint(node.writes) or not every.issuperset(read):
+        value = waiting.pop()
+        for node, _ in graph.consumers(value):
+            if node.index not in missing:
+                missing[node.index] = set(graph.computed_inputs(node))
+            missing[node.index].discard(value)
+            if missing[node.index] or not every.isdisjoint(node.writes):
                 continue
+            read = graph.computed_inputs(node)
             is_spectral = not spectral.isdisjoint(read)
             is_bound = is_spectral and node.key in facts.bounds
             if node.key not in arithmetic and not is_bound:

@@ -87,7 +87,8 @@ def _power(call: Call) -> Bound:
 
     Of a positive base, it rises or falls with either, so that it is largest and smallest at the ends of both.
     """
-    x, exponent = call[0], call[1]
+    # Exponents may broadcast the base.
+    x, exponent = call[0].spread(call.width()), call[1]
     number = exponent.low
     if number == exponent.high and number == int(number) and number >= 0:
         base = abs(x) if number % 2 == 0 else x

@@ -92,9 +92,16 @@ def _instance(call: Call) -> Bound:
 def _group(call: Call) -> Bound:
     """Return the bound of a normalization of groups of channels."""
     shape = call.shape(0)
-    elements = inf if shape is None else count(shape, range(1, len(shape)))
-    elements /= call.attribute("num_groups", 1)
-    return _by_channel(call, unit(elements, row=sqrt(elements)), 1, 2)
+    whole = inf if shape is None else count(shape, range(1, len(shape)))
+    elements = whole / call.attribute("num_groups", 1)
+    # Without places, a row goes through all groups.
+    is_within_group = shape is not None and len(shape) > _CHANNELS
+    row = sqrt(elements if is_within_group else whole)
+    return _by_channel(call, unit(elements, row=row), 1, 2)
+
+
+_CHANNELS: Final = 2
+"""The rank of a batch of channels without places."""
 
 
 def _by_channel(call: Call, x: Bound, scale: int, bias: int) -> Bound:

@@ -98,7 +98,8 @@ def _divided(
     low = 0.0 if call[port].low >= 0.0 else -limit
     high = 0.0 if call[port].high <= 0.0 else limit
     bound = Bound(low=low, high=high)
-    if ratio.is_last:
+    width = call[port].width
+    if ratio.is_last and width is not None and width == call.width():
         bound = replace(bound, row=limit)
         if ratio.power == 1:
             bound = replace(bound, total=limit)

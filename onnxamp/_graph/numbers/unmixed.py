@@ -2,6 +2,7 @@
 
 from onnxamp._facts.dtypes import FLOAT_TENSORS
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.numbers.known import is_known
 from onnxamp._graph.view import Node
 
 
@@ -27,11 +28,9 @@ class Unmixed:
         given = [value for value in node.reads if types[value] in FLOAT_TENSORS]
         if self.values.isdisjoint(given):
             return
-        is_constant = self.graph.constants.is_constant
-        others = [
-            value
-            for value in given
-            if value not in self.values and not is_constant(value)
-        ]
-        if not (others and node.key in self.mixing):
-            self.values.update(node.writes)
+        if node.key in self.mixing:
+            # A number may be computed of constants, as a Cast of a double.
+            for value in given:
+                if value not in self.values and not is_known(self.graph, value):
+                    return
+        self.values.update(node.writes)

@@ -5,13 +5,12 @@ from math import ceil, floor, inf, log10
 from typing import Final, NamedTuple
 
 from onnxamp._base.words import count
-from onnxamp._report import number, percent
+from onnxamp._report import number, percent, time_text
 from onnxamp._report.tuning import (
     error_text,
     known_error,
     measured_error,
     speedup_text,
-    time_text,
     tolerance_text,
 )
 from onnxamp._tuning.results import Tuned
