@@ -499,7 +499,7 @@ def test_rows_are_added_one_after_another():
     assert find_bounds(graph, FLOAT16, (("x", (1.0, 1.0)),))[value].high >= exact
 
 
-BROADCAST = {
+WIDENED = {
     "a power of a vector": (
         "(float[1] x) => (float[1] y) { p = Pow (x, e) y = ReduceSum (p) }",
         {"e": np.full(700, 2.0)}, {"x": (0.0, 10.0)},
@@ -522,10 +522,10 @@ BROADCAST = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BROADCAST)
+@pytest.mark.parametrize("name", WIDENED)
 def test_vectors_are_those_of_the_result(name):
     """Norms of an input are no norms of a result that has longer vectors, or other channels."""
-    text, arrays, ranges = BROADCAST[name]
+    text, arrays, ranges = WIDENED[name]
     model = weights(parse(text, 18), **{key: np.asarray(array, np.float32) for key, array in arrays.items()})
     model = onnx.shape_inference.infer_shapes(model)
     (low, high) = ranges["x"]
