@@ -213,7 +213,7 @@ def run_folder(
         target,
         index=index,
         folders=() if inputs is None else (inputs,),
-        files=(*options.files, *map(as_path, options.libraries), *reads),
+        files=(*options.files, *reads),
     )
     made_folder(target)
     with opened(target / NAME, renew=True, waits=False) as state:

@@ -17,6 +17,7 @@ from onnxamp._numerics.limits import make_limits
 from onnxamp._numerics.user_functions import Accept
 from onnxamp._options.values import Level, is_auto
 from onnxamp._runtime.sessions.session import choose_provider
+from onnxamp._text.decoder import Prompts
 
 FAILED: Final = "failed"
 """The folder of results that failed their validation, below that of the results."""
@@ -66,6 +67,8 @@ def check_options(options: FolderOptions) -> None:
     )
     if tolerance is not None:
         make_limits({"rel_l2": tolerance})  # checks it
+    if options.prompts is not None:
+        Prompts(options.prompts).lines()  # checks that there are some
     if options.accept is None:
         return
     if not isinstance(options.accept, str):

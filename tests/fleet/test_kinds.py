@@ -442,3 +442,12 @@ def test_what_was_read_from_a_folder_or_a_library_is_remembered(tmp_path: Path) 
     np.savez("given/model/2.npz", x=np.ones((1, 8), np.float32))
     outcomes.append(convert(inputs="given").rows[0].outcome)
     assert outcomes == ["converted", "up to date", "converted"]
+
+
+def test_prompts_that_are_missing_end_a_folder_before_it_begins() -> None:
+    Path("in").mkdir()
+    onnx.save(product(), "in/model.onnx")
+    result = run("convert", "in", "-o", "out", "--prompts", "nothing.txt")
+    assert result.exit_code == 2
+    assert "Cannot read the prompts" in result.output
+    assert not Path("out/model.onnx").exists()
