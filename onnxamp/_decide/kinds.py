@@ -13,7 +13,7 @@ from functools import cache
 from importlib import import_module
 from itertools import chain
 from math import inf
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -286,8 +286,14 @@ def _jointly(hazard: Hazard, other: Hazard | None) -> Hazard:
     if other is None or other.unless == hazard.unless:
         return hazard
     is_either_fact = not hazard.unless or not other.unless
-    claims = () if is_either_fact else (*hazard.unless, *other.unless)
-    return replace(hazard, unless=claims)
+    claims = (*hazard.unless, *other.unless)
+    # So many are hardly ever proven, and joining them again and again would take quadratic time.
+    is_open = is_either_fact or len(claims) > _MOST_CLAIMS
+    return replace(hazard, unless=() if is_open else claims)
+
+
+_MOST_CLAIMS: Final = 256
+"""Claims on which a hazard may depend."""
 
 
 def in_range(graph: Graph, node: Node, low: Format) -> tuple[Claim, ...]:

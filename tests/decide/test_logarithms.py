@@ -8,7 +8,7 @@ from onnx import ModelProto, numpy_helper
 import onnxamp
 
 NUMBERS = """float one = {1}, float tiny = {1e-7}, float most = {0.9999999}, int64[1] last = {-1}, int64 first = {0},
-    double double_one = {1}, int64[1] eight = {8}, int64[2] flat = {-1, 8}"""
+    float half = {0.5}, double double_one = {1}, int64[1] eight = {8}, int64[2] flat = {-1, 8}"""
 
 KEPT = {
     "logarithm of a Softmax": "p = Softmax (h) y = Log (p)",
@@ -36,6 +36,9 @@ KEPT = {
     "a step of a hidden Markov model": """l = ReduceMax <axes = [1]> (h) d = Sub (h, l) e = Exp (d)
         s = MatMul (e, shares) g = Log (s) y = Add (g, l)""",
     "the other class, from a double": "one2 = Cast <to = 1> (double_one) p = Sigmoid (h) q = Sub (one2, p) y = Log (q)",
+    "chosen by a branch": """p = Sigmoid (h) yes = Greater (first, first)
+        q = If (yes) <then_branch = a () => (float[N,8] u) { u = Mul (p, half) },
+        else_branch = b () => (float[N,8] v) { v = Identity (p) }> r = Sub (one, q) y = Log (r)""",
     "in a body": """yes = Greater (first, first)
         y = If (yes) <then_branch = a () => (float[N,8] u) { u = Identity (h) },
         else_branch = b () => (float[N,8] v) { p = Softmax (h) v = Log (p) }>""",

@@ -16,7 +16,7 @@ from onnxamp._graph.exact_walks import readers_through_exact
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.numbers.channels import MOST_WEIGHTS
 from onnxamp._graph.numbers.unmixed import Unmixed
-from onnxamp._graph.view import ABSENT, Node, Origin
+from onnxamp._graph.view import ABSENT, Node, Origin, leaving_values
 
 _DIGITS: Final = 64.0
 """Steps below 1 that keep a difference such as 1 - p away from zero: it is off by a percent then, and not infinite."""
@@ -54,6 +54,11 @@ def logarithms(graph: Graph, low: Format) -> Iterator[Hazard]:
             if node.key not in facts.growing:
                 odds.values.update(node.writes)
             continue
+        if node.key == "If":
+            for result, value in _chosen(graph, node):
+                for kind in (near, odds, made):
+                    kind.values.update({value} if result in kind.values else ())
+            continue
         # Most nodes read none. What is odds, or was made of probabilities, is near.
         if near.values.isdisjoint(node.inputs):
             continue
@@ -64,6 +69,14 @@ def logarithms(graph: Graph, low: Format) -> Iterator[Hazard]:
             near.values.update(node.writes)
             made.values.update(node.writes)
     yield from _paths(graph, ends, low)
+
+
+def _chosen(graph: Graph, choice: Node) -> Iterator[tuple[int, int]]:
+    """Yield the results of the branches of an If, each with the output that may be it."""
+    for _, body in choice.bodies:
+        for position, result in leaving_values(choice, graph.scopes[body]).items():
+            if position != ABSENT and position < len(choice.outputs):
+                yield result, choice.outputs[position]
 
 
 def _reaches_bound(node: Node) -> bool:
@@ -128,7 +141,11 @@ def _paths(
             seen.add((node.index, id(reached)))
             why = f"leads to {end.label!r} from a probability"
             yield Hazard(node.index, KIND, why, unless=unless)
-            if node.key not in saturating:
+            if node.key == "If":
+                stack += [
+                    one for one, chosen in _chosen(graph, node) if chosen == value
+                ]
+            elif node.key not in saturating:
                 stack += node.inputs
 
 
