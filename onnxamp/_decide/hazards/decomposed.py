@@ -120,7 +120,8 @@ def _spread(node: Node, large: set[int], inverse: set[int]) -> list[Node]:
     """Note what a node computes from large numbers, or their inverses; return the node if that is new."""
     divisors = [node.input(port) for port in op_facts().divisors.get(node.key, ())]
     values = inverse if not large.isdisjoint(divisors) else large
-    if not divisors and not inverse.isdisjoint(node.inputs):
+    # Nearly always, there are no inverses, and a Concat may have thousands of inputs.
+    if inverse and not divisors and not inverse.isdisjoint(node.inputs):
         values = inverse
     is_new = not values.issuperset(node.writes)
     values.update(node.writes)
