@@ -24,7 +24,7 @@ from onnxamp._gradients.walk import ROUNDS
 from onnxamp._graph.editor import NewNames
 from onnxamp._graph.quantized import OPERATORS
 from onnxamp._graph.view import Ports
-from onnxamp._model.protos import all_nodes
+from onnxamp._model.protos import nodes_of_model
 from onnxamp._model.weights import SENTINEL, rounded
 from onnxamp._runtime.emulate import rounding
 from onnxamp._runtime.piecewise.flow import DataflowGraph
@@ -45,9 +45,8 @@ _QUANTIZERS: Final = QUANTIZE | ROUNDS
 
 def rounds_to_integers(model: ModelProto) -> bool:
     """Return whether a node of a model, or one in its bodies and functions, rounds numbers to integers."""
-    nodes = chain(model.graph.node, *(one.node for one in model.functions))
     keys = _QUANTIZERS | OPERATORS.keys()
-    return any(op_key(node) in keys for node in all_nodes(nodes))
+    return any(op_key(node) in keys for node in nodes_of_model(model))
 
 
 @dataclass

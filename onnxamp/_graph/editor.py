@@ -183,9 +183,11 @@ class GraphEditor:
         An IR version at which every initializer has to be an input is raised.
         """
         self._added.setdefault(scope, []).append(tensor)
+        if self.model.ir_version >= WEIGHTS_ALONE:
+            return
         listed = {entry.name for entry in self.graphs[scope].input}
         if tensor.name not in listed:
-            self.model.ir_version = max(self.model.ir_version, WEIGHTS_ALONE)
+            self.model.ir_version = WEIGHTS_ALONE
 
     def drop_weight(self, value: int) -> None:
         """Remove an initializer."""

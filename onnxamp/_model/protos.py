@@ -122,6 +122,12 @@ def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
             stack += body.node
 
 
+def nodes_of_model(model: ModelProto) -> Iterator[NodeProto]:
+    """Yield the nodes of a model's graph, then those of its functions, with all subgraphs below them."""
+    for nodes in (model.graph.node, *(one.node for one in model.functions)):
+        yield from all_nodes(nodes)
+
+
 def tensors_of(model: ModelProto) -> Iterator[TensorProto]:
     """Yield all dense initializers and tensor attributes of the model, its subgraphs and its functions, each once.
 

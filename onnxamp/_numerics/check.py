@@ -17,7 +17,7 @@ from onnxamp._base.records import record
 from onnxamp._base.state import StateLike, opened
 from onnxamp._facts.ops import op_facts, op_key
 from onnxamp._model.model import Model, ModelSource
-from onnxamp._model.protos import all_nodes
+from onnxamp._model.protos import nodes_of_model
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._model.weights import SENTINEL
 from onnxamp._numerics.results import FirstBad, RunCheck, ValueCheck
@@ -248,11 +248,7 @@ class Check:
     ) -> RunCheck:
         """Return the report with all measurements, and the first fault in words."""
         nodes = chain.from_iterable(group.flow.nodes for group in groups)
-        proto = self.model.proto
-        every = chain(
-            all_nodes(proto.graph.node),
-            *(all_nodes(function.node) for function in proto.functions),
-        )
+        every = nodes_of_model(self.model.proto)
         self.ops.check(set(map(op_key, nodes)), set(map(op_key, every)))
         checks = list[tuple[list[ValueCheck], str]]()
         for group in groups:

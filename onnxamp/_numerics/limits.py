@@ -51,7 +51,7 @@ PART_OFF: Final = 0.1
 """What a part may be off by in any case."""
 
 _PART_LOST: Final = 0.3
-"""What a part may be off by at most; beyond that, little is left of it.
+"""The largest error that a part may have; with more, little of the part is left.
 
 In 4,000 comparisons of right conversions (real models, backbones, detectors, transformers, spectra, random graphs),
 groups of small numbers were off by at most 0.04 in float16 and 0.17 in bfloat16; where their digits were lost, by 0.26

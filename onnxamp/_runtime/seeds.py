@@ -11,7 +11,7 @@ from onnx import ModelProto, NodeProto
 from onnxamp._facts.ops import attribute, op_facts, op_key
 from onnxamp._graph.editor import set_attribute
 from onnxamp._model.model import Model
-from onnxamp._model.protos import all_nodes, copied
+from onnxamp._model.protos import copied, nodes_of_model
 
 
 def with_seeds(model: Model) -> Model:
@@ -27,7 +27,6 @@ def with_seeds(model: Model) -> Model:
 
 
 def _random(model: ModelProto) -> Iterator[NodeProto]:
-    """Yield the random ops of a model and its functions."""
+    """Return the random ops of a model and its functions."""
     random = op_facts().random
-    for nodes in (model.graph.node, *(one.node for one in model.functions)):
-        yield from (node for node in all_nodes(nodes) if op_key(node) in random)
+    return (node for node in nodes_of_model(model) if op_key(node) in random)

@@ -59,7 +59,7 @@ def logarithms(graph: Graph, low: Format) -> Iterator[Hazard]:
                 for kind in (near, odds, made):
                     kind.values.update({value} if result in kind.values else ())
             continue
-        # Most nodes read none. What is odds, or was made of probabilities, is near.
+        # Most nodes read none. All odds, and all values made of probabilities, are in `near` as well.
         if near.values.isdisjoint(node.inputs):
             continue
         if node.key in facts.odds_arithmetic:

@@ -79,7 +79,7 @@ class Group:
     first: Index = ()
     """The first of its elements."""
     is_fill: bool = False
-    """Whether it is one large number again and again, as a mask is filled with."""
+    """Whether all elements are the same large number, as where a mask filled them in."""
 
     @property
     def magnitude(self) -> float:

@@ -268,7 +268,7 @@ class TensorDiff:
 
     @property
     def has_vanished(self) -> bool:
-        """Whether nothing worse is wrong with it than values that vanished."""
+        """Whether vanished values are the worst that is wrong with it."""
         same_shapes = self.reference_shape == self.result_shape
         return same_shapes and self.bad is not None and self.bad.kind == "zero"
 
