@@ -56,6 +56,7 @@ def run(given: Given) -> None:
         metric=given.metric,
         validate=given.validate,
         run=random_run_options(given),
+        declared=None if given.custom_ops is None else as_path(given.custom_ops),
         libraries=active_libraries(),
         accept=accept,
         prompts=given.prompts,
@@ -71,7 +72,6 @@ def run(given: Given) -> None:
             told=progress,
             retry=given.retry,
             html=given.html,
-            reads=[] if given.custom_ops is None else [as_path(given.custom_ops)],
         )
     show(
         given,

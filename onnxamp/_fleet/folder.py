@@ -148,6 +148,7 @@ def convert_folder(
         >>> report.count("failed")
         0
     """
+    ops = options.get("custom_ops")
     asked = FolderOptions(
         conversion=Options.of(level, options),
         external_data=external_data,
@@ -159,6 +160,7 @@ def convert_folder(
         run=RunOptions(
             count=samples, seed=seed, dims=dict(dims or {}), provider=provider
         ),
+        declared=as_path(ops) if isinstance(ops, (str, PathLike)) else None,
         libraries=active_libraries(),
         accept=accept,
         prompts=None if prompts is None else as_path(prompts),
@@ -190,11 +192,10 @@ def run_folder(
     *,
     retry: bool,
     html: Path | None,
-    reads: Iterable[Path] = (),
 ) -> FolderReport:
     """Run :func:`convert_folder` with its options in one record; raise the same errors.
 
-    A result without a requested page is converted again. ``reads`` are files that were read for the options.
+    A result without a requested page is converted again.
     """
     start = time.perf_counter()
     index = index_of(html)
@@ -213,7 +214,7 @@ def run_folder(
         target,
         index=index,
         folders=() if inputs is None else (inputs,),
-        files=(*options.files, *reads),
+        files=(*options.files, *filter(None, (options.declared,))),
     )
     made_folder(target)
     with opened(target / NAME, renew=True, waits=False) as state:
@@ -275,9 +276,9 @@ def _share(
 ) -> None:
     """Let results share the weights that their models share, and remember the files that this leaves."""
     converted = [job for job in jobs if not done[job.name].row.has_failed]
-    for job, size in share_weights(converted, done, options):
+    for job, before, after in share_weights(converted, done, options):
         entry = done[job.name]
-        row = replace(entry.row, bytes_after=size)
+        row = replace(entry.row, bytes_before=before, bytes_after=after)
         done[job.name] = replace(entry, row=row, written=written_by(job))
         kept[job.name] = as_data(done[job.name])
 
@@ -361,7 +362,7 @@ class _Prints(NamedTuple):
 
 def _fingerprints(options: FolderOptions) -> _Prints:
     """Return the hashes for the options of a folder and the installed versions."""
-    apart = ("conversion", "run", "validation")
+    apart = ("conversion", "declared", "run", "validation")
     names = [item.name for item in fields(options) if item.name not in apart]
     facts = {name: getattr(options, name) for name in names}
     facts |= {name: getattr(options.run, name) for name in _RUN}

@@ -70,6 +70,7 @@ class FolderOptions:
         metric: how the validation compares outputs, and level auto measures errors.
         validate: compare results with their originals.
         run: how models run; each model adds its inputs, and leaves out the sizes of dimensions that it lacks.
+        declared: the file that declares custom ops, for commands; the conversion has read it.
         libraries: custom op libraries for all sessions.
         accept: the importable name of the function that judges outputs.
         prompts: texts for the decoders of the folder.
@@ -84,6 +85,7 @@ class FolderOptions:
     metric: str = "auto"
     validate: bool = True
     run: RunOptions = field(default_factory=lambda: RunOptions(count=None))
+    declared: Path | None = None
     libraries: tuple[str, ...] = ()
     accept: str | None = None
     prompts: Path | None = None
@@ -270,6 +272,8 @@ def _sampling(
 ) -> tuple[str, ...]:
     """Return command-line arguments that run the model on the same inputs."""
     judge = [] if options.accept is None else ["--accept", options.accept]
+    if options.declared is not None:
+        judge += "--custom-ops", str(options.declared)
     for path in options.libraries:
         judge += "--custom-ops-library", path
     if isinstance(inputs, Path):
@@ -298,18 +302,20 @@ def _row(
 ) -> ModelOutcome:
     """Return the outcome for a model that was converted."""
     nodes = conversion.summary.nodes
+    plan = conversion.plan
     diff = conversion.validation
     row = ModelOutcome(
         job.name,
         "converted",
+        is_float32=plan.level != Level.O0 and not any(one.low for one in plan.rows),
         low=nodes.get("low", 0) + nodes.get("mixed", 0),
         nodes=sum(nodes.values()) - nodes.get("no floats", 0),
         casts=conversion.summary.casts_added,
-        hazards=_hazards(conversion.plan),
+        hazards=_hazards(plan),
         bytes_before=conversion.bytes_before,
         bytes_after=conversion.bytes_after,
         inputs="" if samples is None else samples.description,
-        warnings=conversion.plan.warnings,
+        warnings=plan.warnings,
         notes=conversion.notes,
         drawback=conversion.drawback,
     )

@@ -33,7 +33,8 @@ def status_of(row: ModelOutcome) -> Status:
         return Status.FAILED
     if row.message:
         return Status.UNKNOWN
-    return Status.NO_GAIN if row.drawback else Status.PASSED
+    gains_nothing = bool(row.drawback) or row.is_float32
+    return Status.NO_GAIN if gains_nothing else Status.PASSED
 
 
 def batch_report(report: FolderReport) -> Report:
@@ -128,8 +129,8 @@ def _drawbacks(row: ModelOutcome) -> Iterator[str]:
 
 def result_of(row: ModelOutcome) -> str:
     """Return the outcome of a model as the table says it: a result that is all float32 was not converted."""
-    is_float32 = row.outcome == "converted" and not row.low
-    return _UNLOWERED if is_float32 else row.outcome
+    is_new = row.outcome == "converted"
+    return _UNLOWERED if is_new and row.is_float32 else row.outcome
 
 
 def _next_tokens(row: ModelOutcome) -> Iterator[str]:

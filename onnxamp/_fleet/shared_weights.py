@@ -37,7 +37,7 @@ def share_weights(
     jobs: Iterable[ModelJob],
     entries: Mapping[str, Entry],
     options: FolderOptions,
-) -> Iterator[tuple[ModelJob, int]]:
+) -> Iterator[tuple[ModelJob, int, int]]:
     """Let results share the weights that their originals share.
 
     Args:
@@ -46,7 +46,7 @@ def share_weights(
         options: how results are written.
 
     Yields:
-        The models whose results were written anew, each with the bytes of weights that it shares with no earlier one.
+        The models, each with the bytes of weights that it shares with no model before it, and the same of its result.
 
     Raises:
         OutputError: a result cannot be written.
@@ -64,18 +64,27 @@ def share_weights(
                 external = len(entries[job.name].written) > 1
                 copied[job.name] = _copied(job, sinks[job.name], external)
         stored: dict[bytes, DataLocation] = {}
+        seen = set[DataLocation]()
         for job in group:
             size = _refer(sinks[job.name], stored)
             if size is None:
-                size = copied.get(job.name)
-            if size is not None:
-                yield job, size
+                size = copied.get(job.name, entries[job.name].row.bytes_after)
+            yield job, _bytes_beside(job, seen), size
         _remove_unused(group)
 
 
 def _is_new(job: ModelJob, entry: Entry) -> bool:
     """Return whether a result was written by this run, or waits since an earlier one."""
     return entry.row.outcome == "converted" or job.result != job.target
+
+
+def _bytes_beside(job: ModelJob, seen: set[DataLocation]) -> int:
+    """Return the bytes of a model's weights without those at places that models before it read, and add its places."""
+    model = load_model(job.source)
+    places = {place for _, _, place in _placed(model, folder_of(job.source))}
+    shared = sum(place.length for place in places & seen)
+    seen |= places
+    return weight_bytes(model) - shared
 
 
 def _copied(job: ModelJob, sink: Sink, external: bool) -> int:

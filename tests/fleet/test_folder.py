@@ -372,14 +372,34 @@ def test_a_function_judges_all_models() -> None:
     Path("judge.py").write_text(JUDGE.format("abs(reference['Y'] - result['Y']).max() == 0"), encoding="utf-8")
     Path("in").mkdir()
     saved("(float[1,2] X) => (float[1,2] Y) <float[2,2] w = {1.0001, 2, 3, 4}> { Y = MatMul (X, w) }", "in/a.onnx")
-    (row,) = convert(accept="judge.py:judge").rows
+    ops = '[[op]]\ndomain = "a"\ntype = "A"\ninputs = ["float"]\noutputs = ["float"]\n'
+    Path("ops.toml").write_text(ops, encoding="utf-8")
+    (row,) = convert(accept="judge.py:judge", custom_ops="ops.toml", retry=True).rows
     assert "'judge.py:judge' rejects" in row.healed
-    assert "--accept judge.py:judge" in row.cure
+    assert "--accept judge.py:judge --custom-ops ops.toml" in row.cure
+    convert(accept="judge.py:judge")
     assert outcomes(convert(accept="judge.py:judge")) == {"a.onnx": "up to date"}
     assert run("convert", "in", "-o", "out", "--accept", "judge.py:judge", "--no-cure", "-q").exit_code == 1
     Path("judge.py").write_text(JUDGE.format(True), encoding="utf-8")
     (row,) = convert(accept="judge.py:judge").rows
     assert (row.outcome, row.healed) == ("converted", "")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked")
+def test_what_gains_nothing_has_no_tick() -> None:
+    Path("in").mkdir()
+    saved("(float[1,2] X) => (float[1,2] Y) { Y = Log (X) }", "in/log.onnx")
+    shutil.copy(ROOT / "models/encoder.onnx", "in/a.onnx")
+    lines = run("convert", "in", "-o", "out", "--jobs", "1").stdout.splitlines()
+    assert "✔ 2 models: 1 converted, 1 nothing lowered." in lines
+    assert any(line.startswith("  ! log.onnx") for line in map(unspaced, lines))
+    stored = run("convert", "in", "-o", "stored", "--jobs", "1", "--weights-only").stdout
+    assert "2 models: 1 converted, 1 nothing lowered." in stored, "one has weights"
+
+
+def unspaced(line: str) -> str:
+    return re.sub(r"(?<=\S) +", " ", line)
 
 
 @pytest.mark.parametrize(("options", "error", "said"), [

@@ -250,7 +250,10 @@ def test_results_share_the_weights_that_their_models_share(share: bool) -> None:
     assert files("out") == names
     if not share:
         assert second.bytes_after == first.bytes_after
+        assert second.bytes_before == first.bytes_before
         return
+
+    assert 2 * head <= second.bytes_before < 4 * head < first.bytes_before
 
     def are_right() -> bool:
         reports = (onnxamp.diff_models(f"in/{name}.onnx", f"out/{name}.onnx", provider="cpu") for name in "ab")
