@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-from onnxamp._base.errors import ArgumentError
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError
 from onnxamp._base.executor import Workers
 from onnxamp._base.extensions import extensions
 from onnxamp._base.processes import Processes
@@ -21,13 +21,17 @@ class Place:
             None for processes of this machine, without Ray.
 
     Raises:
-        ArgumentError: a value is invalid.
+        ArgumentError: a value is invalid. ArgumentTypeError: it is of another type.
     """
 
     jobs: int | None = None
     cluster: str | None = None
 
     def __post_init__(self) -> None:
+        if self.jobs is not None and not isinstance(self.jobs, int):
+            raise ArgumentTypeError(
+                f"jobs must be a whole number, not {self.jobs!r:.80}."
+            )
         if self.jobs is not None and self.jobs < 1:
             raise ArgumentError(f"jobs must be at least 1, but is {self.jobs}.")
         if self.cluster is not None and not self.cluster:

@@ -57,39 +57,39 @@ def run(given: Given) -> None:
     models = dict.fromkeys(given.models)
     checks = {}
     for path in models:
-        audit, run = checks[str(path)] = _checked(path, given)
+        audit, found = checks[str(path)] = _checked(path, given)
         # JSON is one document about all models, so it is printed after the last one.
         if given.format != "json" or len(checks) == len(models):
-            report = partial(check_report, audit, run, str(path))
+            report = partial(check_report, audit, found, str(path))
             show(given, report, "check", partial(check_facts, checks))
-    for audit, run in checks.values():
-        is_skipped = run is not None and run.skipped is not None
-        if is_skipped or check_status(audit, run) is Status.FAILED:
+    for audit, found in checks.values():
+        is_skipped = found is not None and found.skipped is not None
+        if is_skipped or check_status(audit, found) is Status.FAILED:
             raise click.exceptions.Exit(1)
 
 
 def _checked(path: Path, given: Given) -> tuple[Audit, RunCheck | None]:
     """Check one of the models, and write its page."""
-    opened = Model.of(path)
-    check_outputs(given, [given.html, given.state], *opened.files)
-    check_dims(opened, given)
+    model = Model.of(path)
+    check_outputs(given, [given.html, given.state], *model.files)
+    check_dims(model, given)
     samples = None
     if given.build or not given.static:  # an engine is built for their shapes
-        samples = requested_samples(run_options_of(given), opened)
+        samples = requested_samples(run_options_of(given), model)
     feeds = first_arrays(samples)
     shapes = {name: feed.shape for name, feed in feeds.items()}
     audit = audit_model(
-        opened, given.target, shapes=shapes, build=feeds if given.build else None
+        model, given.target, shapes=shapes, build=feeds if given.build else None
     )
     if not given.static:
-        faults = tuple(opening_faults(opened))
+        faults = tuple(opening_faults(model))
         is_refused = any(fault.severity == "error" for fault in faults)
         audit = replace(
             audit,
             findings=ordered((*audit.findings, *faults)),
             loads_from=None if is_refused else audit.loads_from,
         )
-    run = None if given.static or samples is None else _run(opened, samples, given)
+    run = None if given.static or samples is None else _run(model, samples, given)
     confirm_sources()
     if given.html:
         write_page(check_page(audit, run, str(path)), given.html)
@@ -118,10 +118,11 @@ def _run(model: Model, samples: Samples, given: Given) -> RunCheck:
         job = Run(inputs=samples, provider=provider, report=progress)
         curable = run.first_bad is not None and not given.no_cure
         if curable and not islands:
-            run = replace(run, cure=cure_whole(model, check, job))
+            cure = cure_whole(model, check, job, given.cure_time)
+            run = replace(run, cure=cure)
         elif curable:
             run = replace(run, cure=cure_run(model, run, job, given.cure_time))
-        if not given.stop and run.skipped is None:
+        if not (given.stop or given.no_cure) and run.skipped is None:
             progress("looking for exponents", 0, 0)
             fit = find_fit(model, run, replace(job.bare, state=state))
             run = replace(run, fit=fit)

@@ -177,10 +177,12 @@ def file_of(output: Path, name: str) -> Path:
 
 def _given_files(given: Given) -> list[Path]:
     """Return the files other than models that the options of a command read."""
-    options = ("inputs", "plan_file", "data", "custom_ops")
-    names = [getattr(given, option, None) for option in options]
-    names += getattr(given, "libraries", ())
-    files = [as_path(name) for name in names if name is not None]
+    files = list[Path]()
+    for item in click.get_current_context().command.params:
+        if isinstance(item, DataOption) and item.row.reads:
+            value = getattr(given, item.name)
+            names = value if item.row.repeats else (value,)
+            files += [as_path(name) for name in names if name is not None]
     for folder in [file for file in files if not is_remote(file) and file.is_dir()]:
         files += folder.iterdir()
     # --accept FILE.py:FUNCTION
@@ -318,11 +320,11 @@ def unlike_target(given: Given, target: str) -> list[str]:
     ]
 
 
-def _changed(given: Given) -> dict[str, Any]:
-    """Return the flags of options for random inputs whose values differ from their defaults, with these values."""
+def _changed(given: Given, *names: str) -> dict[str, Any]:
+    """Return the flags of these options whose values differ from their defaults, with these values."""
     changed = dict[str, Any]()
     for item in click.get_current_context().command.params:
-        if isinstance(item, DataOption) and item.name in ("count", "seed"):
+        if isinstance(item, DataOption) and item.name in names:
             value = getattr(given, item.name)
             if value != item.row.default:
                 changed[item.row.flags] = value
@@ -340,7 +342,7 @@ def sampling_arguments(given: Given) -> tuple[str, ...]:
     words = list[str]()
     for name, size in given.dims.items():
         words += "--dim", f"{name}={size}"
-    for flag, value in _changed(given).items():
+    for flag, value in _changed(given, "count", "seed").items():
         words += flag, str(value)
     return *words, *judge
 
@@ -360,7 +362,7 @@ def given_samples(given: Given) -> "Samples | None":
     """
     if not given.inputs:
         return None
-    if given.dims or _changed(given):
+    if given.dims or _changed(given, "count", "seed"):
         raise ArgumentError(
             "--inputs replaces random inputs, so --samples, --dim and --seed have no effect."
         )
@@ -373,7 +375,7 @@ def given_prompts(given: Given) -> "SampleSource | None":
     """Return the prompts that ``--prompts`` names; None without it.
 
     Raises:
-        ArgumentError: the file cannot be read, or ``--inputs`` is also given.
+        ArgumentError: the file cannot be read, or options for other inputs are also given.
     """
     path = getattr(given, "prompts", None)
     if path is None:
@@ -381,6 +383,10 @@ def given_prompts(given: Given) -> "SampleSource | None":
     if given.inputs:
         raise ArgumentError(
             "--inputs and --prompts both supply inputs: drop one of the two."
+        )
+    if given.dims or _changed(given, "count"):
+        raise ArgumentError(
+            "--prompts replaces random inputs, so --samples and --dim have no effect."
         )
     prompts = extensions("samples")["prompts"].load().Prompts(path)
     prompts.lines()  # a file that cannot be read is a mistake even where nothing runs

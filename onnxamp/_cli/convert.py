@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -23,6 +23,7 @@ from onnxamp._cli.common import (
     sink_of,
     target_of,
     tell,
+    typed_flags,
     unlike_target,
     validation_options,
 )
@@ -50,8 +51,13 @@ def run(given: Given) -> None:
         )
     plan = strict(load_plan(given.plan_file)) if given.plan_file else None
     level = given.level if plan is None else plan.level
-    is_auto(level, given.tolerance, None, given.metric, validates=given.validate)
     options = plan.options if plan else options_of(given)
+    is_tuned = plan is None and level == Level.AUTO
+    if not (
+        given.validate or given.expected_error or is_tuned or options.takes_samples
+    ):
+        _check_no_run()
+    is_auto(level, given.tolerance, None, given.metric, validates=given.validate)
     if given.validate and has_runtime():
         from onnxamp._runtime.sessions.session import choose_provider  # noqa: PLC0415 - only what validates runs models
 
@@ -86,6 +92,26 @@ def run(given: Given) -> None:
         report = partial(conversion_report, conversion)
         show(given, report, "convert", partial(conversion_facts, conversion))
     _finish(conversion, quiet=given.quiet)
+
+
+def _check_no_run() -> None:
+    """Check that no option is about a run, as nothing runs. Some say where a command works in any case.
+
+    Raises:
+        ArgumentError: there is one.
+    """
+    typed = typed_flags("Inputs and runs", "Validation")
+    unused = [flag for flag in typed if flag not in _IN_ANY_CASE]
+    if unused:
+        raise ArgumentError(
+            f"--no-validate runs nothing here, so {', '.join(unused)} would have no effect: drop one or the other."
+        )
+
+
+_IN_ANY_CASE: Final = frozenset(
+    ("--no-validate", "--custom-ops-library", "--jobs", "--cluster", "--state")
+)
+"""Options about runs that a command may state whether anything runs or not."""
 
 
 def _validation(given: Given, model: Model) -> Validation:

@@ -49,7 +49,8 @@ def run(given: Given) -> None:
     limits = replace(limits, accept=given.accept)
     result = given.result
     models = () if result is None else (Model.of(given.reference), Model.of(result))
-    read = chain.from_iterable(model.files for model in models)
+    original = [] if given.original is None else [Model.of(given.original)]
+    read = chain.from_iterable(model.files for model in (*models, *original))
     check_outputs(given, [given.save, given.html, given.state], given.reference, *read)
     report = _run(*models, limits, given) if models else _judged_again(limits, given)
     confirm_sources()

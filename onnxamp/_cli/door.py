@@ -1,6 +1,7 @@
 """The way out of the command line: every error of a command is printed as one sentence, or as one JSON object."""
 
 import errno
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -91,7 +92,8 @@ def _shown(error: Exception) -> int:
     is_clicks = isinstance(error, click.ClickException)
     is_usage = isinstance(error, (click.UsageError, ArgumentError, ArgumentTypeError))
     code = _USAGE if is_usage else _TROUBLE.get(words[0] if words else "", 1)
-    is_verbose = not {"-v", "--verbose", "-qv", "-vq"}.isdisjoint(words)
+    # Short options may be joined, as in -vo FILE.
+    is_verbose = any(re.fullmatch("--verbose|-[a-z]*v[a-z]*", word) for word in words)
     if is_verbose and not is_clicks:
         import traceback  # noqa: PLC0415 - help and completion need none
 

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import isnan
 from pathlib import Path
 from typing import Any, Final
 
@@ -68,6 +69,13 @@ class _Number(click.types.FloatParamType):
 
 class _Positive(click.FloatRange):
     name = _Number.name
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """Return the number; NaN is neither below a bound nor above one."""
+        number = super().convert(value, param, ctx)
+        return self.fail(f"{value!r} is no number.") if isnan(number) else number
 
 
 class _Choice(click.Choice[str]):
@@ -215,6 +223,8 @@ def _dims(
             raise click.BadParameter(
                 f"{pair!r} would make inputs empty: give a size of at least 1."
             )
+        if name in dims:
+            raise click.BadParameter(f"{name!r} has two sizes: drop one of them.")
         dims[name] = int(number)
     return dims
 
@@ -233,6 +243,8 @@ def _ranges(
             name = ""
         if not name:
             raise click.BadParameter(f"{pair!r} is not of the form NAME=LOW:HIGH.")
+    if len(ranges) < len(pairs):
+        raise click.BadParameter("An input has two ranges: drop one of them.")
     return ranges
 
 

@@ -50,7 +50,7 @@ def device_called(name: str) -> Device:
     device = devices().get(name)
     if device is None:
         raise ArgumentError(
-            f"Unknown device {name!r}: choose one of {', '.join(devices())}.{suggestion(devices(), name)}"
+            f"Unknown device {name!r}: choose one of {', '.join(devices())}.{suggestion(devices(), str(name))}"
         )
     return device
 

@@ -10,7 +10,7 @@ from onnxamp._base.records import record
 from onnxamp._convert.plan import Plan
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
-from onnxamp._options.values import TOLERANCE, DiffMetric, Level
+from onnxamp._options.values import DiffMetric, Level
 from onnxamp._runtime import CURE_SECONDS, STRESS
 from onnxamp._runtime.run import Run, RunOptions
 from onnxamp._tuning.results import Search
@@ -71,7 +71,7 @@ def search_of(
 ) -> Search:
     """Return the search of level auto for the tolerance and the metric of a request, which its validation shares."""
     return Search(
-        tolerance=TOLERANCE if tolerance is None else tolerance,
+        tolerance=tolerance,
         metric="rel-l2" if metric == "elements" else metric,
         accept=accept,
     )

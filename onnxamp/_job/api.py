@@ -43,7 +43,7 @@ def convert_model(
     model: ModelProto | str | PathLike[str],
     level: LevelName = "O2",
     *,
-    tolerance: float = 1e-2,
+    tolerance: float | None = None,
     samples: "SamplesLike | None" = None,
     metric: "MetricLike" = "auto",
     **options: Unpack[OptionKeywords],
@@ -53,7 +53,7 @@ def convert_model(
     model: G,
     level: LevelName = "O2",
     *,
-    tolerance: float = 1e-2,
+    tolerance: float | None = None,
     samples: "SamplesLike | None" = None,
     metric: "MetricLike" = "auto",
     **options: Unpack[OptionKeywords],
@@ -63,7 +63,7 @@ def convert_model(
     model: Any,
     level: LevelName = "O2",
     *,
-    tolerance: float = 1e-2,
+    tolerance: float | None = None,
     samples: "SamplesLike | None" = None,
     metric: "MetricLike" = "auto",
     **options: Unpack[OptionKeywords],
@@ -132,7 +132,7 @@ def convert_model(
         rule: called with each NodeProto; returns "low", "high", or None for no opinion.
         strict_options: raise an ArgumentError instead of warning for a name or a pattern that matches nothing in the
             model, as the command line does.
-        tolerance: level "auto" only: the largest accepted error, in units of the metric.
+        tolerance: level "auto" only: the largest accepted error, in units of the metric; None for 1e-2.
         samples: level "auto", ``rescale``, ``data_max`` and ``rounding`` only: inputs for measuring errors,
             ranges and products; random ones by default, whose ranges differ from real ones.
         metric: level "auto" only: how errors are measured.
@@ -174,7 +174,7 @@ def plan_model(
     model: ModelSource,
     level: LevelName = "O2",
     *,
-    tolerance: float = 1e-2,
+    tolerance: float | None = None,
     samples: "SamplesLike | None" = None,
     metric: "MetricLike" = "auto",
     **options: Unpack[OptionKeywords],

@@ -265,7 +265,7 @@ class _Fallbacks:
         yield _Way(last, self.outcome(), Level.O0.value)
 
     @property
-    def command(self) -> tuple[str, str]:
+    def paths(self) -> tuple[str, str]:
         """The source and the target in suggested commands."""
         return str(self.job.model.path), str(self.validator.sink.target)
 
@@ -285,7 +285,7 @@ class _Fallbacks:
         else:
             cure = cure_conversion(
                 self.job.model,
-                self.command,
+                self.paths,
                 self.recipe,
                 self.validator.comparison,
                 tried=is_tried,
@@ -317,7 +317,7 @@ class _Fallbacks:
         if monotonic() < self.until:
             options = replace(self.recipe.options, level=Level.O1)
             lower = replace(self.recipe, options=options, plan=None)
-            cure = self.outcome("Level O1 passes.", lower.command(*self.command, ()))
+            cure = self.outcome("Level O1 passes.", lower.command(*self.paths, ()))
             yield _Way(options, cure, Level.O1.value)
             self.outcomes.append(self.in_vain("Level O1", "fails as well"))
 
@@ -349,7 +349,7 @@ class _Fallbacks:
         plan = measured_plan(job.model, auto.options, search, run, job.rounder)
         if plan is not None:
             count = len(samples) if samples.made_up else 0
-            command = auto.tuning(*self.command, tolerance, count)
+            command = auto.tuning(*self.paths, tolerance, count)
             passes = "Level auto, which measures the error of each op, passes."
             cure = self.outcome(passes, command)
             yield _Way(plan.options, cure, Level.AUTO.value, plan)

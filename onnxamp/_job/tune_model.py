@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @unchanged_sources()
 def tune_model(
     model: ModelSource,
-    tolerance: float = 1e-2,
+    tolerance: float | None = None,
     *,
     metric: "MetricLike" = "auto",
     samples: "SamplesLike | None" = None,
@@ -53,8 +53,8 @@ def tune_model(
 
     Args:
         model: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is not changed.
-        tolerance: the largest accepted error; see ``metric``. For a quantized model, the default also allows for the
-            error of its own rounding to integers.
+        tolerance: the largest accepted error; see ``metric``. None for 1e-2 (40 dB) and, for a quantized model, the
+            error of its own rounding to integers as well.
         metric: how the error is measured: "rel-l2", "cosine", "snr", "top1", "detections", "package:function", or a
             function of the outputs of the float32 model and of the result, two dicts of arrays, that returns the
             error; the worst of several outputs counts. "auto" is "detections" for models whose outputs list items that

@@ -82,12 +82,11 @@ def _relative_error(metric: "MetricLike", tolerance: float | None) -> float:
 
     For metrics that have nothing to do with it, that is the tolerance itself.
     """
-    if tolerance is None or tolerance == TOLERANCE:
-        return TOLERANCE
     if metric == "snr":
-        return from_decibels(tolerance)
+        return TOLERANCE if tolerance is None else from_decibels(tolerance)
+    largest = TOLERANCE if tolerance is None else tolerance
     # The cosine of a vector and one that is off by a small share e, at a right angle, is about 1 - e² / 2.
-    return min(sqrt(2 * tolerance), _WORST) if metric == "cosine" else tolerance
+    return min(sqrt(2 * largest), _WORST) if metric == "cosine" else largest
 
 
 _WORST: Final = 0.5

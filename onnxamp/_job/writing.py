@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from onnx import ModelProto
 from onnx.serialization import registry
 
-from onnxamp._base.errors import ArgumentError
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError
 from onnxamp._base.paths import is_remote
 from onnxamp._base.public import Shown, no_collections
 from onnxamp._base.records import record
@@ -39,6 +39,7 @@ from onnxamp._model.saving import Saved, completely, copying, saving
 from onnxamp._model.staging import unwritable
 from onnxamp._model.weights import ConversionCounts
 from onnxamp._options.options import Options
+from onnxamp._options.values import WHOLE, checked_number
 from onnxamp._runtime.sessions.versions import versions
 
 if TYPE_CHECKING:
@@ -111,8 +112,12 @@ def check_form(external_data: str, shard_bytes: int | None, data_names: str) -> 
     """Check the options for the files of a result, which :class:`Sink` describes.
 
     Raises:
-        ArgumentError: a value is unknown.
+        ArgumentError: a value is unknown. ArgumentTypeError: it is of another type.
     """
+    if not isinstance(data_names, str):
+        raise ArgumentTypeError(
+            f"data_names must be a string, not {data_names!r:.80}."
+        )
     if data_names not in (styles := read_table("presets")):
         raise ArgumentError(
             f"Unknown data_names {data_names!r}: choose one of {', '.join(styles)}."
@@ -121,8 +126,9 @@ def check_form(external_data: str, shard_bytes: int | None, data_names: str) -> 
         raise ArgumentError(
             f"external_data must be 'auto', 'always' or 'never', not {external_data!r}."
         )
-    if shard_bytes is not None and shard_bytes <= 0:
-        raise ArgumentError(f"shard_bytes must be positive, not {shard_bytes!r}.")
+    if shard_bytes is not None:
+        what = "a positive whole number"
+        checked_number("shard_bytes", shard_bytes, what, lambda n: n > 0, WHOLE)
     if shard_bytes is not None and external_data == "never":
         raise ArgumentError(
             "shard_bytes splits external data, which external_data='never' rules out: drop one of the two."

@@ -53,7 +53,7 @@ class Accept(NamedTuple):
     @property
     def print(self) -> str:
         """A fingerprint: of its name, and of the file that it is in."""
-        return fingerprint(self.name, _source_print(self.function))
+        return fingerprint(self.name, source_print(self.function))
 
     def takes(self, reference: "Outputs", result: "Outputs") -> bool:
         """Return whether the function accepts a result.
@@ -144,7 +144,7 @@ def _from_file(name: str) -> ModuleType:
     return module
 
 
-def _source_print(function: Callable[..., Any]) -> str:
+def source_print(function: Callable[..., Any]) -> str:
     """Return the fingerprint of the file that a function is in; of nothing if it is in none."""
     try:
         return fingerprint(Path(inspect.getfile(function)).read_bytes())

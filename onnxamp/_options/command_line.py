@@ -25,6 +25,7 @@ class OptionRow(NamedTuple):
     metavar: str | None = None
     default: Any = None
     repeats: bool = False
+    reads: bool = False
     required: bool = False
     meanings: Mapping[str, Any] = {}
     unset: str | None = None

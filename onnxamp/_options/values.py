@@ -67,6 +67,16 @@ TOLERANCE: Final = 1e-2
 """The largest error that level auto accepts by default."""
 
 
+def check_tolerance(tolerance: float | None) -> None:
+    """Check that a tolerance is a number or None. What uses it knows how large it may be.
+
+    Raises:
+        ArgumentTypeError: it is of another type.
+    """
+    if tolerance is not None:
+        checked_number("tolerance", tolerance, "a number", lambda _: True)
+
+
 def is_auto(
     level: str,
     tolerance: float | None,
@@ -81,10 +91,12 @@ def is_auto(
     Raises:
         ArgumentError: it is not, but an argument is given that only "auto" takes; with ``measures``, samples are
             accepted as well, and with ``validates``, a tolerance and a way to compare outputs.
+        ArgumentTypeError: the tolerance is no number.
     """
+    check_tolerance(tolerance)
     compares = validates and metric in get_args(DiffMetric)
     given = {
-        "tolerance": tolerance not in (None, TOLERANCE) and not validates,
+        "tolerance": tolerance is not None and not validates,
         "samples": samples is not None and not measures,
         "metric": metric != "auto" and not compares,
     }

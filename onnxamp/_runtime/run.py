@@ -5,6 +5,7 @@ from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
+from onnxamp._base.errors import ArgumentTypeError
 from onnxamp._base.place import Place
 from onnxamp._base.records import record
 from onnxamp._runtime import BUDGET
@@ -101,3 +102,9 @@ class RunOptions:
     renews: bool = False
     report: Report = silent
     budget: int = BUDGET
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.budget, int):
+            raise ArgumentTypeError(
+                f"budget must be a whole number of bytes, not {self.budget!r:.80}."
+            )

@@ -43,9 +43,11 @@ class DecoderReader:
         if not seen:
             return outputs
         defined = dict(outputs)
-        for name in self.decoder.caches.values():
+        for past, name in self.decoder.caches.items():
             cache = np.array(outputs[name])
-            cache[..., seen:, :] = 0
+            # Tokens are the last axis but one, or else the last one, as of BLOOM's keys, which then grows.
+            if np.asarray(feeds[past]).shape[-1:] == cache.shape[-1:]:
+                cache[..., seen:, :] = 0
             defined[name] = cache
         return defined
 

@@ -14,12 +14,17 @@ import numpy as np
 import numpy.typing as npt
 from onnx import ModelProto, ValueInfoProto
 
-from onnxamp._base.errors import ArgumentError, MissingPackageError
+from onnxamp._base.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    MissingPackageError,
+)
 from onnxamp._base.extensions import extensions
 from onnxamp._base.optional import require
 from onnxamp._base.paths import as_path, cannot_read
 from onnxamp._graph.graph import graph_of
 from onnxamp._model.model import Model, ModelSource, weight_bytes
+from onnxamp._options.values import WHOLE, checked_number
 from onnxamp._runtime.engines import Outputs, SampleCache, Session, on_cpu
 from onnxamp._runtime.inputs.random_inputs import InputMaker, input_maker
 from onnxamp._runtime.inputs.roles import Role
@@ -224,6 +229,9 @@ class Prompts(SampleSource):
         generates: number of tokens that a comparison generates greedily after each prompt, as long as both models
             choose the same.
 
+    Raises:
+        ArgumentTypeError: an argument is of another type. ArgumentError: ``generates`` is negative.
+
     Example:
         >>> import onnxamp
         >>> prompts = onnxamp.Prompts(["Once upon a time", "The capital of France is"])
@@ -237,6 +245,19 @@ class Prompts(SampleSource):
 
     _kind: ClassVar[str] = "prompt"
     """The name of one in reports."""
+
+    def __post_init__(self) -> None:
+        what = "a whole number of at least 0"
+        checked_number("generates", self.generates, what, lambda n: n >= 0, WHOLE)
+        if isinstance(self.texts, (str, PathLike)):
+            return
+        # An iterator gives its texts once, but they are read several times.
+        texts = tuple(self.texts) if isinstance(self.texts, Iterable) else (None,)
+        if not all(isinstance(text, str) for text in texts):
+            raise ArgumentTypeError(
+                "texts must be strings, or the path of a file with one in each line."
+            )
+        object.__setattr__(self, "texts", texts)
 
     def lines(self) -> list[str]:
         """Return the texts.

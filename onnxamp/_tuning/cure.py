@@ -6,7 +6,7 @@ largest local error. Each candidate is compared as the failing result was.
 
 import re
 import shlex
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
@@ -15,6 +15,7 @@ from typing import Final, Literal
 
 from onnxamp._base.errors import OnnxAmpError
 from onnxamp._base.records import record
+from onnxamp._base.words import count
 from onnxamp._convert.convert import convert
 from onnxamp._convert.plan import Plan
 from onnxamp._facts.dtypes import FLOAT16, FORMATS
@@ -91,7 +92,7 @@ class Recipe:
 
 def cure_conversion(
     original: Model,
-    command: tuple[str, str],
+    paths: tuple[str, str],
     recipe: Recipe,
     comparison: Comparison,
     *,
@@ -106,7 +107,7 @@ def cure_conversion(
 
     Args:
         original: the float32 model.
-        command: source and target in the suggested command.
+        paths: source and target in the suggested command.
         recipe: the conversion to start from.
         comparison: compares each candidate as the failing result was compared.
         tried: whether this very recipe failed.
@@ -136,9 +137,8 @@ def cure_conversion(
         when = f" in {seconds:.0f} s" if search.is_late else ""
         if advice is None:
             advice = other_ways(recipe.options.target, recipe.options.dtype)
-        kept = f" with up to {node_count(nodes)} in float32" if nodes else ""
-        is_tried = report is not None or nodes
-        misses = f": trials{kept} miss the limits as well" if is_tried else ""
+        kept = f" with up to {count(len(nodes), 'node')} in float32" if nodes else ""
+        misses = f": trials{kept} miss the limits as well" if report else ""
         text = f"No fix was found{when}{misses}. {advice}".rstrip()
         return Cure("", nodes, text, confirmed=False, trials=search.trials)
     report, nodes = search.fewer(report, nodes)
@@ -148,8 +148,9 @@ def cure_conversion(
         meant = "" if device == Options.target else f" for {device}"
         text = f"Tried: a conversion{meant} with onnxamp's lists and hazards passes (relative L2 {worst:.2g})."
     else:
-        text = f"Tried: with {node_count(nodes)} more in float32, the conversion passes (relative L2 {worst:.2g})."
-    written = recipe.command(*command, nodes)
+        more = count(len(nodes), "node")
+        text = f"Tried: with {more} more in float32, the conversion passes (relative L2 {worst:.2g})."
+    written = recipe.command(*paths, nodes)
     return Cure(written, nodes, text, confirmed=True, trials=search.trials)
 
 
@@ -209,7 +210,7 @@ class _Search:
             failed: the result without such nodes, with layers; None to compare it first.
 
         Returns:
-            The last comparison, None if there is none, and the nodes in float32.
+            The last comparison, None if there is none, and the nodes that were in float32.
         """
         nodes: tuple[str, ...] = ()
         report = self.compare(nodes, layers=None) if failed is None else failed
@@ -227,10 +228,14 @@ class _Search:
             )
             if not more or len(nodes) >= most:
                 break
-            nodes = (*nodes, *more)[:most]
+            more_kept = (*nodes, *more)[:most]
             # Doubling reaches many nodes in few trials; those too many are left out at the end.
             step = step * 2
-            report = self.compare(nodes, layers=None)
+            found = self.compare(more_kept, layers=None)
+            if found is None:
+                break
+            report = found
+            nodes = more_kept
         return report, nodes
 
     def fewer(
@@ -281,12 +286,7 @@ def other_ways(target: str, dtype: str) -> str:
     return f"Level O1{', bfloat16' if has_other else ''} or wider limits may help."
 
 
-def node_count(nodes: Sized) -> str:
-    """Return the number of nodes in words."""
-    return "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
-
-
-def _suspects(report: DiffReport, kept: set[str], count: int) -> list[str]:
+def _suspects(report: DiffReport, kept: set[str], most: int) -> list[str]:
     """Return the nodes to keep next: those that break on the reference's own values; else those with the largest
     error.
     """
@@ -302,7 +302,7 @@ def _suspects(report: DiffReport, kept: set[str], count: int) -> list[str]:
     if broken:
         return list(dict.fromkeys(broken))
     rounded.sort(key=itemgetter(0), reverse=True)
-    return list(dict.fromkeys(node for _, node in rounded[:count]))
+    return list(dict.fromkeys(node for _, node in rounded[:most]))
 
 
 def _overflowing_in_bodies(

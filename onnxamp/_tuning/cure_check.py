@@ -9,6 +9,7 @@ from time import monotonic
 from typing import Final
 
 from onnxamp._base.errors import OnnxAmpError
+from onnxamp._base.words import count
 from onnxamp._convert.convert import convert
 from onnxamp._convert.float16_only import as_float16
 from onnxamp._decide.exponents.rescaling import find_rescaling
@@ -31,7 +32,6 @@ from onnxamp._tuning.cure import (
     MOST_NODES,
     TRIALS,
     OutOfTime,
-    node_count,
     stopping,
 )
 from onnxamp._tuning.ranges import measured_ranges, with_ranges
@@ -64,6 +64,7 @@ def cure_run(
     nodes: dict[str, None] = {}
     most = CHECKS if is_emulated else TRIALS
     checked = report
+    finished: tuple[str, ...] = ()
     trials = 0
     until = monotonic() + seconds
     timed = replace(run, workers=None, state=None, report=stopping(until))
@@ -81,6 +82,7 @@ def cure_run(
         try:
             again = source if is_emulated else _converted(source, target, nodes)
             checked = Check(again, timed, keep=frozenset(nodes)).report()
+            finished = tuple(nodes)
         except OutOfTime:
             break
         except OnnxAmpError:
@@ -90,9 +92,11 @@ def cure_run(
     if checked.first_bad is not None or checked.skipped is not None:
         when = f" in {seconds:.0f} s" if monotonic() > until else ""
         what, where = ("trials", "") if is_emulated else ("conversions", " there")
-        count = f"{node_count(nodes)} in float32"
-        text = f"No fix was found{when}: {what} with up to {count} also fail{where}."
-        return Cure("", tuple(nodes), text, confirmed=False, trials=trials)
+        text = f"No fix was found{when}"
+        if finished:
+            kept = f"{count(len(finished), 'node')} in float32"
+            text = f"{text}: {what} with up to {kept} also fail{where}"
+        return Cure("", finished, f"{text}.", confirmed=False, trials=trials)
     named = None if known is None else known.name
     options, text = _fix(nodes, named, is_emulated=is_emulated)
     return Cure(options, tuple(nodes), text, confirmed=True, trials=trials)
@@ -112,12 +116,12 @@ def _fix(
     if nodes:
         names = "|".join(map(re.escape, nodes))
         options.append(f"--keep-fp32 {shlex.quote(names)}")
-    count = f"{node_count(nodes)} in float32"
+    kept = f"{count(len(nodes), 'node')} in float32"
     if is_emulated:
-        text = f"Tried: no fault is left with {count}. Convert the original again with"
+        text = f"Tried: no fault is left with {kept}. Convert the original again with"
     else:
         how = "again" if target is None else f"for {target}"
-        more = f" with {count}" if nodes else ""
+        more = f" with {kept}" if nodes else ""
         text = f"Tried: converted {how}{more}, it has no fault there. Convert the original with"
     return " ".join(options), text
 
@@ -230,15 +234,26 @@ def check_whole(model: Model, check: Callable[[Model], RunCheck]) -> RunCheck:
     return replace(run, ran_on=ran_on, first_bad=bad)
 
 
-def cure_whole(model: Model, check: Callable[[Model], RunCheck], run: Run) -> Cure:
-    """Find what makes a model fit: folding decomposed ops, or exponents. No float32 island does.
+def cure_whole(
+    model: Model,
+    check: Callable[[Model], RunCheck],
+    run: Run,
+    seconds: float = CURE_SECONDS,
+) -> Cure:
+    """Find what makes a model fit: folding decomposed ops, or exponents. Float32 nodes cannot help there.
 
     Args:
         model: the model.
         check: runs a model and measures its values.
         run: the inputs for ranges, and where they run.
+        seconds: the time after which no other way is tried.
     """
+    until = monotonic() + seconds
+    tried = list[str]()
     for trials, (flag, options) in enumerate(_WAYS, 1):
+        if monotonic() > until:
+            break
+        tried.append(flag)
         run.report(ACTIVITY, trials, len(_WAYS))
         try:
             asked = with_ranges(model, options, run.bare)
@@ -249,5 +264,7 @@ def cure_whole(model: Model, check: Callable[[Model], RunCheck], run: Run) -> Cu
             return Cure(
                 flag, (), "Tried: all values fit in a conversion with", True, trials
             )
-    text = "No fix was found: even with --fold or --rescale, some values do not fit float16."
-    return Cure("", (), text, confirmed=False, trials=len(_WAYS))
+    text = f"No fix was found in {seconds:.0f} s."
+    if tried:
+        text = f"No fix was found: even with {' or '.join(tried)}, some values do not fit float16."
+    return Cure("", (), text, confirmed=False, trials=len(tried))

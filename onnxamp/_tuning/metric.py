@@ -34,7 +34,7 @@ class Metric:
     measure: Measure
     squared: bool
     """Whether the metric itself adds up, rather than its square."""
-    made_from: "tuple[MetricLike, float, frozenset[str], Accept | None]"
+    made_from: "tuple[MetricLike, float | None, frozenset[str], Accept | None]"
     """The arguments of :func:`make_metric`, which recreates it in other processes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -77,7 +77,7 @@ _OF_OUTPUT: Final[Mapping[str, Callable[[TensorDiff], float | None]]] = {
 
 _NEEDS: Final = {
     "kl": "it compares outputs called logits",
-    "top1": "it compares the largest elements of rows, which scalars have not",
+    "top1": "it compares the largest elements of rows, but scalars have no rows",
 }
 """What outputs need for a metric."""
 METRICS: Final = (*_OF_OUTPUT, "detections")
@@ -92,7 +92,7 @@ result.
 
 def make_metric(
     name: MetricLike,
-    tolerance: float,
+    tolerance: float | None = None,
     selected: frozenset[str] = frozenset(),
     accept: Accept | None = None,
 ) -> Metric:
@@ -102,18 +102,18 @@ def make_metric(
         name: "auto"; "rel-l2": relative L2 error; "cosine": 1 - cosine; "snr": signal-to-noise ratio in dB, of which
             the tolerance is the smallest; "top1": share of rows whose largest element changes; "kl": KL divergence of
             the distributions that outputs called logits stand for, in nats; "detections": error of matched detections,
-            and the relative L2 error of what is none; or a function, as it is or as "package:function"
+            and the relative L2 error of the other outputs; or a function, as it is or as "package:function"
             ("file.py:function"), called with the outputs of the reference and of the result, by name. The worst of
             several outputs counts. Outputs without floats count only if no output has any: by the share of elements
             that differ, or by their relative L2 error if that is smaller.
-        tolerance: the largest accepted error (for "snr": the smallest ratio, of which the default is 40 dB).
+        tolerance: the largest accepted error (for "snr": the smallest ratio); None for an error of 1e-2 (40 dB).
         selected: outputs that list what an op selected: "auto" is "detections" if there are any, and else "rel-l2".
         accept: a function of the user; outputs that it rejects have an infinite error.
 
     Raises:
         ArgumentError: there is no such metric, or the tolerance is not a positive number.
     """
-    if not np.isfinite(tolerance) or tolerance <= 0:
+    if tolerance is not None and not 0 < tolerance < inf:
         raise ArgumentError(
             f"The tolerance must be a positive number, not {tolerance}."
         )
@@ -136,9 +136,9 @@ def make_metric(
         if name == "auto":
             name = "detections" if selected else "rel-l2"
         measure = _of_outputs(name, selected)
-    # The default is the error of 40 dB itself: nobody asks for a ratio of 0.01 dB.
-    is_ratio = name == "snr" and tolerance != TOLERANCE
-    largest = from_decibels(tolerance) if is_ratio else tolerance
+    largest = TOLERANCE if tolerance is None else tolerance
+    if name == "snr" and tolerance is not None:
+        largest = from_decibels(tolerance)
     return Metric(
         name=name,
         tolerance=largest,
@@ -170,7 +170,8 @@ def _of_outputs(name: str, selected: frozenset[str]) -> Measure:
         errors = [error for error in found if error is not None]
         if not errors and any(diff.size for diff in floats):
             raise ArgumentError(
-                f"The metric {name!r} is of no output of the model: {_NEEDS[name]}. Choose another one, such as 'rel-l2'."
+                f"No output of the model can be measured by {name!r}: {_NEEDS[name]}. Choose another metric, such as"
+                " 'rel-l2'."
             )
         return max(errors, default=0.0)
 

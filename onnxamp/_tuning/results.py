@@ -11,7 +11,7 @@ from onnxamp._base.records import record
 from onnxamp._convert.plan import Plan
 from onnxamp._facts.devices import device_called
 from onnxamp._facts.targets import AUTO
-from onnxamp._options.values import TOLERANCE
+from onnxamp._options.values import WHOLE, check_tolerance, checked_number
 from onnxamp._runtime import STRESS
 
 if TYPE_CHECKING:
@@ -34,10 +34,11 @@ class Search:
     """Options of level auto's search; see :func:`onnxamp.tune_model` for each field.
 
     Raises:
-        ArgumentError: a value is not known.
+        ArgumentError: a value is not known. ArgumentTypeError: it is of another type.
     """
 
-    tolerance: float = TOLERANCE
+    tolerance: float | None = None
+    """The largest accepted error; None for the default."""
     metric: "MetricLike" = "auto"
     device: str = AUTO
     times: str = TIMES[0]
@@ -52,13 +53,16 @@ class Search:
     """The number of the one sample that sensitivities are measured on; None for all. All of them verify results."""
 
     def __post_init__(self) -> None:
+        check_tolerance(self.tolerance)
+        what = "a number of at least 0"
+        checked_number("seconds", self.seconds, what, lambda n: n >= 0)
+        what = "a whole number of at least 1"
+        checked_number("runs", self.runs, what, lambda n: n >= 1, WHOLE)
+        if self.pick is not None:
+            what = "the number of a candidate"
+            checked_number("pick", self.pick, what, lambda n: n >= 0, WHOLE)
         if self.device != AUTO:  # which depends on the target
             device_called(self.device)
-        is_whole = isinstance(self.runs, int) and not isinstance(self.runs, bool)
-        if not is_whole or self.runs < 1:
-            raise ArgumentError(
-                f"runs must be a whole number of at least 1, not {self.runs!r}."
-            )
         if self.times not in TIMES:
             raise ArgumentError(
                 f"Unknown times {self.times!r}: choose one of {', '.join(TIMES)}.{suggestion(TIMES, str(self.times))}"

@@ -1,6 +1,6 @@
 """The runs of a tuning, of converted models and profiles, and the part of the state file that stores their results."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from math import inf, isfinite
@@ -16,6 +16,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import declared_type
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
+from onnxamp._numerics.user_functions import imported, source_print
 from onnxamp._options.options import Options
 from onnxamp._runtime.engines import Engine, SampleCache, Session, engine_on
 from onnxamp._runtime.fingerprints import SentModel, model_print, samples_print
@@ -35,7 +36,7 @@ from onnxamp._runtime.sessions.session import Provider
 from onnxamp._runtime.sessions.values import as_typed, check_inputs
 from onnxamp._runtime.sessions.versions import versions
 from onnxamp._tuning.choices.space import SearchSpace
-from onnxamp._tuning.metric import Metric
+from onnxamp._tuning.metric import Metric, MetricLike
 from onnxamp._tuning.results import Search
 
 if TYPE_CHECKING:
@@ -128,10 +129,18 @@ def given_prints(model: Model, search: Search, samples: Samples) -> Facts:
         "the model": model_print(model),
         "the inputs": samples_print(samples),
         "the metric": fingerprint(
-            str(search.metric), search.accept.print if search.accept else ""
+            *_metric_print(search.metric),
+            search.accept.print if search.accept else "",
         ),
         "the version of onnxamp or ONNX Runtime": versions(),
     }
+
+
+def _metric_print(metric: MetricLike) -> Iterator[str]:
+    """Yield the name of a metric and, for a function of the user, the fingerprint of the file that it is in."""
+    yield str(metric)
+    if isinstance(metric, str) and ":" in metric:
+        yield source_print(imported("metric", metric))
 
 
 def options_print(

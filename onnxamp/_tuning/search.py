@@ -204,7 +204,8 @@ class TuningOutcome:
         job.errors[row.low] = job.error(row.low) if error is None else error
         rows[number] = replace(row, error=job.errors[row.low], verified=True)
         written = _written(job, rows, row.low)
-        return replace(self, tuned=replace(tuned, **written, room=None))
+        # What was measured of the best candidate says nothing about this one.
+        return replace(self, tuned=replace(tuned, **written, room=None, timed=()))
 
 
 def _written(
@@ -273,7 +274,7 @@ def verified(search: CandidateSearch, noise: float | None, times: str) -> Tuned:
     if asked.allow_slower:
         return tuned
     chosen = front[tuned.chosen]
-    return replace(tuned, room=room(chosen, front, judge.tolerance))
+    return replace(tuned, room=room(chosen, front, judge))
 
 
 def timed(search: CandidateSearch, tuned: Tuned) -> Tuned:

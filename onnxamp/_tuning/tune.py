@@ -36,7 +36,7 @@ from onnxamp._numerics.differences.detections import listed_outputs
 from onnxamp._numerics.limits import coarseness
 from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._options.options import Options
-from onnxamp._options.values import TOLERANCE, Level
+from onnxamp._options.values import Level
 from onnxamp._runtime.engines import Engine
 from onnxamp._runtime.fingerprints import model_print
 from onnxamp._runtime.inputs.samples import Samples
@@ -99,9 +99,10 @@ def tune(
     engine = judging_engine(run.provider, options.target)
     listed = listed_outputs(model, search.metric)
     metric = make_metric(search.metric, search.tolerance, listed, search.accept)
-    coarse = _cost_of_integers(model, run, metric, engine)
+    is_default = search.tolerance is None and metric.name in _RELATIVE
+    coarse = _cost_of_integers(model, run, metric, engine) if is_default else 0.0
     if coarse:
-        tolerance = search.tolerance + coarse
+        tolerance = metric.tolerance + coarse
         metric = make_metric(search.metric, tolerance, listed, search.accept)
     samples = run.samples
     state = run.state
@@ -131,8 +132,7 @@ def tune(
 
 def _cost_of_integers(model: Model, run: Run, metric: Metric, engine: Engine) -> float:
     """Return the allowance of the default tolerance for a model that rounds values to integers; 0 for others."""
-    is_default = metric.tolerance == TOLERANCE and metric.name in _RELATIVE
-    exact = without_grids(model) if is_default else None
+    exact = without_grids(model)
     if exact is None:
         return 0.0
     cost = converted_error(model, exact, run.bare, metric, engine.reference)

@@ -182,7 +182,7 @@ def test_names_that_folding_removes_are_no_mistake() -> None:
 
 
 @pytest.mark.parametrize("command", [
-    ("convert", "model.onnx"), ("convert", "model.onnx", "--no-validate"), ("check", "model.onnx"),
+    ("convert", "model.onnx"), ("convert", "model.onnx", "--no-validate", "--rescale"), ("check", "model.onnx"),
     ("diff", "model.onnx", "model.onnx"), ("tune", "model.onnx"), ("bench", "model.onnx"),
 ])  # fmt: skip
 def test_dimensions_that_the_inputs_lack_are_wrong_usage(command: tuple[str, ...]) -> None:

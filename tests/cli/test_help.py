@@ -20,10 +20,10 @@ from onnxamp._facts.targets import targets
 from onnxamp._options.command_line import OptionRow, option_rows, option_table, spelled_fields
 from onnxamp._options.lists import PresetName
 from onnxamp._options.options import Rounding
-from onnxamp._options.values import TOLERANCE, DiffMetric, Level, LevelName
+from onnxamp._options.values import DiffMetric, Level, LevelName
 from onnxamp._runtime import BUDGET, CURE_SECONDS, LEAST, MOST
 from onnxamp._tuning.metric import METRICS
-from onnxamp._tuning.results import RUNS, SECONDS, TIMES
+from onnxamp._tuning.results import RUNS, SECONDS, TIMES, Search
 from onnxamp.train._build import BOOSTS
 from onnxamp.train._losses import LOSSES
 from onnxamp.train._optimizers import OPTIMIZERS
@@ -150,7 +150,7 @@ class TestRows:
         [
             ("convert", "--level", Options.level), ("view", "--level", Options.level),
             ("convert", "--cure-time", CURE_SECONDS), ("check", "--cure-time", CURE_SECONDS),
-            ("diff", "--budget", BUDGET >> 20), ("tune", "--tolerance", TOLERANCE),
+            ("diff", "--budget", BUDGET >> 20), ("tune", "--tolerance", Search().tolerance),
             ("tune", "--runs", RUNS), ("tune", "--times", TIMES[0]), ("tune", "--search-time", SECONDS),
             ("check", "--target", Options.target), ("diff", "--target", Options.target),
         ],

@@ -1,5 +1,6 @@
 """Options that would have no effect are refused, or told."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,11 @@ ENCODER = ROOT / "models" / "encoder.onnx"
     ("inspect", "MODEL", "--cast", "pooled", "--inputs", "nothing.npz"),
     ("inspect", "MODEL", "--cast", "pooled", "--expected-error"),
     ("bench", "MODEL", "--batch", "2,4", "--dim", "batch=3", "--seconds", 0.01),
+    *(("convert", "MODEL", "-o", "low.onnx", "--no-validate", *options) for options in (
+        ("--samples", 3), ("--dim", "batch=3"), ("--seed", 1), ("--inputs", "nothing.npz"), ("--no-cure",),
+        ("--prompts", "nothing.txt"), ("--cure-time", 3), ("--stress", 0), ("--provider", "cpu"),
+        ("--metric", "elements"), ("--tolerance", 0.1),
+    )),
 ])  # fmt: skip
 def test_options_of_what_does_not_run(command: tuple[object, ...]) -> None:
     done = run(*(ENCODER if word == "MODEL" else word for word in command))
@@ -25,10 +31,40 @@ def test_options_of_what_does_not_run(command: tuple[object, ...]) -> None:
     assert "drop one" in done.stderr
 
 
-def test_prompts_that_are_missing_are_told_without_a_validation(tmp_path: Path) -> None:
-    done = run("convert", ENCODER, "-o", tmp_path / "low.onnx", "--no-validate", "--prompts", tmp_path / "none.txt")
+@pytest.mark.parametrize("options", [("--rescale", "--samples", 2), ("--expected-error", "--dim", "batch=2")])
+def test_options_of_what_runs_without_a_validation(tmp_path: Path, options: tuple[object, ...]) -> None:
+    done = run("convert", ENCODER, "-o", tmp_path / "low.onnx", "-q", "--no-validate", *options)
+    assert (done.exit_code, done.output) == (0, "")
+
+
+@pytest.mark.parametrize("options", [("--samples", 7), ("--dim", "batch=3"), ("--inputs", "x.npz")])
+def test_prompts_replace_other_inputs(tmp_path: Path, options: tuple[object, ...]) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a b\n", encoding="utf-8")
+    done = run("diff", ENCODER, ENCODER, "--prompts", prompts, *options)
     assert done.exit_code == 2
-    assert "none.txt" in done.stderr
+    assert "--prompts" in done.stderr
+
+
+@pytest.mark.parametrize(("given", "told"), [
+    (("--dim", "batch=1", "--dim", "batch=2"), "'batch' has two sizes"),
+    (("--input-range", "x=0:1", "--input-range", "x=0:2"), "An input has two ranges"),
+    (("--cure-time", "nan"), "'nan' is no number"),
+])  # fmt: skip
+def test_values_that_say_nothing(given: tuple[str, ...], told: str) -> None:
+    done = run("convert", ENCODER, "-o", "low.onnx", *given)
+    assert done.exit_code == 2
+    assert told in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--original", "--prompts"])
+def test_no_output_replaces_what_an_option_reads(tmp_path: Path, option: str) -> None:
+    read = tmp_path / "read.onnx"
+    shutil.copy(ENCODER, read)
+    done = run("diff", ENCODER, ENCODER, option, read, "--save", read)
+    assert done.exit_code == 2
+    assert "is already read" in done.stderr
+    assert read.read_bytes() == ENCODER.read_bytes()
 
 
 def test_a_view_names_what_its_plan_overrides(tmp_path: Path) -> None:

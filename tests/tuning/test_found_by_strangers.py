@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import onnx
 import pytest
 from graphs.case import add_weights, parse
 from onnx import ModelProto
@@ -27,7 +28,7 @@ def test_a_state_of_other_types_of_outputs_is_refused(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_a_metric_of_no_output_is_refused(metric: str, text: str) -> None:
     model = add_weights(parse(text, 17), {"w": (64, 64), "v": (64, 64)})
-    with pytest.raises(onnxamp.ArgumentError, match=f"The metric '{metric}' is of no output"):
+    with pytest.raises(onnxamp.ArgumentError, match=f"No output of the model can be measured by '{metric}'"):
         onnxamp.tune_model(model, 1e-2, metric=metric, allow_slower=True)
 
 
@@ -55,3 +56,53 @@ def test_weights_of_two_loops_have_one_name() -> None:
         h = MatMul (x, w) {loop(1, "h")} {loop(2, "r1")} y = MatMul (r2, v) }}"""
     model = add_weights(parse(text, 17), {"w": (64, 64), "v": (64, 64)})
     assert onnxamp.tune_model(model, 1e-2, allow_slower=True).tuned.held
+
+
+QUANTIZED = """(float[8,64] x) => (float[8,64] y) <float s = {0.1}, int8 z = {0}> {
+    a = MatMul (x, w) q = QuantizeLinear (a, s, z) d = DequantizeLinear (q, s, z) y = MatMul (d, v) }"""
+
+
+@pytest.mark.parametrize("asked", [0.01, 0.0101])
+def test_a_tolerance_that_is_asked_for_is_not_widened(asked: float) -> None:
+    model = add_weights(parse(QUANTIZED, 17), {"w": (64, 64), "v": (64, 64)})
+    usual = onnxamp.tune_model(model, count=1).tuned
+    assert usual.tolerance == 0.01 + usual.coarse > 0.02
+    tuned = onnxamp.tune_model(model, asked, count=1).tuned
+    assert (tuned.tolerance, tuned.coarse) == (asked, 0)
+
+
+def test_a_result_that_meets_the_cosine_passes_validation(tmp_path: Path) -> None:
+    """A distance of 0.01, the default, is a relative error of 0.14."""
+    text = """(float[256,256] x) => (float[256,256] y) <float k = {200}> {
+        a = MatMul (x, w) b = Add (a, k) c = Relu (b) d = Sub (c, k) y = MatMul (d, v) }"""
+    onnx.save(add_weights(parse(text, 17), {"w": (256, 256), "v": (256, 256)}), tmp_path / "model.onnx")
+    low = tmp_path / "low.onnx"
+    told = onnxamp.convert_file(tmp_path / "model.onnx", low, "auto", metric="cosine", keep_io_types=False)
+    assert told.validation is not None
+    assert (told.validation.passed, told.validation.cure) == (True, None)
+    assert told.validation.outputs[0].rel_l2 > 0.01
+
+
+def test_a_state_of_a_metric_whose_code_changed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = "def error(reference, result):\n    return {}\n"
+    Path("judge.py").write_text(code.format("0.1"), encoding="utf-8")
+    onnxamp.tune_model(network(), 0.5, metric="judge.py:error", state="state", count=1)
+    onnxamp.tune_model(network(), 0.5, metric="judge.py:error", state="state", count=1)
+    Path("judge.py").write_text(code.format("0.9"), encoding="utf-8")
+    with pytest.raises(onnxamp.ArgumentError, match="the metric changed"):
+        onnxamp.tune_model(network(), 0.5, metric="judge.py:error", state="state", count=1)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"tolerance": "0.01"}, {"seconds": "60"}, {"pick": "1"}, {"device": 3}, {"jobs": "2"}, {"budget": "1"},
+     {"seconds": float("nan")}, {"pick": -1}],
+    ids=str,
+)  # fmt: skip
+def test_wrong_arguments_are_refused_before_anything_runs(given: dict[str, object]) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("it runs")
+
+    with pytest.raises((onnxamp.ArgumentError, onnxamp.ArgumentTypeError)):
+        onnxamp.tune_model(network(), count=1, progress=never, **given)  # type: ignore[arg-type] # they are wrong

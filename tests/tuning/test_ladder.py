@@ -19,6 +19,7 @@ from repository import ROOT
 import onnxamp
 from onnxamp import Tuned, tune_model
 from onnxamp._tuning.choices.candidates import room
+from onnxamp._tuning.metric import make_metric
 from onnxamp._tuning.results import Candidate
 
 TOLERANCES = (1e-4, 3e-4, 6e-4, 1e-3, 3e-3, 1e-2)
@@ -227,9 +228,12 @@ def test_room_is_that_of_a_knapsack_with_one_part_cut() -> None:
     def row(time: float, error: float) -> Candidate:
         return Candidate(frozenset({str(time)}), 1, error, error, time, 0.0, 0.0)
 
-    assert room(row(100, 1.0), [row(80, 3.0), row(60, 9.0)], 2.0) == pytest.approx(0.2 * 3 / 8)
-    assert room(row(100, 1.0), [row(120, 3.0)], 2.0) == 0
-    assert room(row(100, 1.0), [row(50, np.inf)], 2.0) == 0
+    metric = make_metric("rel-l2", 2.0)
+    assert room(row(100, 1.0), [row(80, 3.0), row(60, 9.0)], metric) == pytest.approx(0.2 * 3 / 8)
+    assert room(row(100, 1.0), [row(120, 3.0)], metric) == 0
+    assert room(row(100, 1.0), [row(50, np.inf)], metric) == 0
+    squares = make_metric("cosine", 2.0)
+    assert room(row(100, 1.0), [row(80, 3.0)], squares) == pytest.approx(0.2 * 1 / 2), "these add up as they are"
 
 
 @pytest.mark.slow

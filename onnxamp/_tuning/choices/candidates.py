@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from onnxamp._tuning.choices.parts import Choice, ChoicePart
 from onnxamp._tuning.choices.rates import CLOSE, LEAST, error_ratio, rated_choices
 from onnxamp._tuning.choices.solver import CandidateSolver
+from onnxamp._tuning.metric import Metric
 from onnxamp._tuning.results import Candidate
 
 _FACTORS: Final = (1.0, 1 / 4, 4.0)
@@ -227,7 +228,7 @@ class Frontier:
             spent = spent + part.error
 
 
-def room(chosen: Candidate, faster: Iterable[Candidate], limit: float) -> float:
+def room(chosen: Candidate, faster: Iterable[Candidate], metric: Metric) -> float:
     """Return the share of the time of a choice that a better use of the tolerance could still save, at most.
 
     Between a choice that holds and a faster one that misses, time falls by no more than in proportion to the squared
@@ -236,13 +237,15 @@ def room(chosen: Candidate, faster: Iterable[Candidate], limit: float) -> float:
     Args:
         chosen: the choice, with its error.
         faster: choices that miss, with theirs.
-        limit: the error that is allowed.
+        metric: measures these errors, and says which is allowed.
     """
-    mine = chosen.best_known_error**2
+    # Metrics that are squares already add up as they are.
+    limit = metric.amplitude(metric.tolerance) ** 2
+    mine = metric.amplitude(chosen.best_known_error) ** 2
     bound = 0.0
     for one in faster:
-        theirs = one.best_known_error**2
-        if one.time < chosen.time and mine <= limit**2 < theirs < inf:
-            share = (limit**2 - mine) / (theirs - mine)
+        theirs = metric.amplitude(one.best_known_error) ** 2
+        if one.time < chosen.time and mine <= limit < theirs < inf:
+            share = (limit - mine) / (theirs - mine)
             bound = max(bound, (chosen.time - one.time) * share)
     return bound / chosen.time if chosen.time else 0.0
