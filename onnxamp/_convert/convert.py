@@ -160,7 +160,7 @@ def around_fault(options: Options, fault: InternalError) -> Options | None:
 
 
 def all_unsound(model: Model, options: Options) -> Options:
-    """Return the options with which the whole model stays unchanged, even if there are bugs."""
+    """Return the options with which no node and no weight is lowered, even if there are bugs."""
     outputs = (node.proto.output for node in model.ask(graph_of).nodes)
     return replace(
         options,

@@ -516,7 +516,7 @@ def _declared(row: Any) -> CustomOp:
         raise ArgumentTypeError(
             f"A custom op must be a CustomOp or a dict, not {type(row).__name__}."
         )
-    if unknown := sorted(row.keys() - set(names)):
+    if unknown := sorted(map(str, row.keys() - set(names))):
         raise ArgumentError(
             f"A custom op has no {unknown[0]!r}: choose from {', '.join(names)}.{suggestion(names, unknown[0])}"
         )

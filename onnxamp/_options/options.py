@@ -14,7 +14,11 @@ from typing import Any, Final, Literal, Self, TypedDict, get_args
 
 from onnx import NodeProto
 
-from onnxamp._base.errors import ArgumentTypeError, ContradictionError
+from onnxamp._base.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ContradictionError,
+)
 from onnxamp._facts.dtypes import FLOAT16, DtypeLike, Format, Range, low_type
 from onnxamp._facts.kernels import float32_accumulators
 from onnxamp._facts.providers import computes_low
@@ -144,7 +148,12 @@ class Options:
                 f"rule must be a function of a NodeProto, not {type(self.rule).__name__}."
             )
         if isinstance(self.rescaling, Mapping):
-            values["rescaling"] = Rescaling.from_json(self.rescaling)
+            try:
+                values["rescaling"] = Rescaling.from_json(self.rescaling)
+            except (KeyError, TypeError):
+                raise ArgumentError(
+                    "rescaling must be taken from a plan: this dict is none of its."
+                ) from None
         elif not isinstance(self.rescaling, Rescaling | None):
             raise ArgumentTypeError(
                 f"rescaling must be taken from a plan, not {type(self.rescaling).__name__}."

@@ -11,7 +11,8 @@ from onnxamp._audit import Audit
 from onnxamp._base.state import as_data
 from onnxamp._base.words import count
 from onnxamp._convert.plan import CONSTANTS
-from onnxamp._decide.verdicts import title_of
+from onnxamp._decide.kinds import kinds
+from onnxamp._decide.verdicts import Reason, title_of
 from onnxamp._job.writing import Conversion
 from onnxamp._numerics.results import DiffReport
 from onnxamp._report import (
@@ -60,19 +61,6 @@ _EXPECTED: Final = (
     "≈ marks an expected error, from the sensitivities and the errors of other converted models. All other errors were"
     " measured on the converted model with all samples."
 )
-_UNMEASURED: Final = frozenset(
-    {
-        "no kernel",
-        "constant range",
-        "mask",
-        "index path",
-        "position",
-        "float16 accumulator",
-        "quantized unit",
-        "runtime fusion",
-    }
-)
-"""Reasons that do not depend on measurements."""
 
 
 def tuning_report(
@@ -415,8 +403,10 @@ def _kept(tuned: Tuned) -> Iterator[Part]:
         if row.op not in CONSTANTS
     }
     reasons = Counter(row.reason for row in nodes.values() if not row.low)
+    # Hazards that samples show were measured, and have another reason then.
+    unmeasured = {Reason.NO_KERNEL.value, *(kind.value for kind in kinds())}
     for reason, times in reasons.most_common():
-        if reason in _UNMEASURED:
+        if reason in unmeasured:
             text = as_sentence(f"{title_of(reason)}, as at other levels")
             yield Statement(text, label=count(times, "node"))
 
