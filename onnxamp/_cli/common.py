@@ -132,7 +132,7 @@ def first_arrays(samples: "Samples | None") -> dict[str, np.ndarray[Any, Any]]:
     return {name: feed for name, feed in feeds.items() if isinstance(feed, np.ndarray)}
 
 
-def target_of(
+def output_path(
     model: "Model", given: Given, dtype: str, *, may_fail: bool = False
 ) -> Path:
     """Return the path of the converted model, which may replace the original only on request, and no other input.

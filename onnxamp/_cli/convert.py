@@ -16,12 +16,12 @@ from onnxamp._cli.common import (
     keep_outcome,
     limits_in_its_folder,
     options_of,
+    output_path,
     overridden_by_plan,
     run_options_of,
     sampling_arguments,
     show,
     sink_of,
-    target_of,
     tell,
     typed_flags,
     unlike_target,
@@ -70,7 +70,7 @@ def run(given: Given) -> None:
         tell(overridden_by_plan())
     elif given.validate:
         tell(unlike_target(given, options.target))
-    target = target_of(model, given, options.dtype, may_fail=given.validate)
+    target = output_path(model, given, options.dtype, may_fail=given.validate)
     with progress_bar(quiet=given.quiet) as progress:
         request = Request(
             model=model,

@@ -9,10 +9,10 @@ from onnxamp._cli.common import (
     in_its_folder,
     keep_outcome,
     options_of,
+    output_path,
     run_options_of,
     show,
     sink_of,
-    target_of,
     tell,
     unlike_target,
 )
@@ -32,7 +32,7 @@ def run(given: Given) -> None:
     """Run ``onnxamp tune``."""
     model = Model.of(given.model)
     asked = in_its_folder(given, options_of(given, Level.AUTO), model)
-    target = target_of(model, given, asked.dtype)
+    target = output_path(model, given, asked.dtype)
     tell(unlike_target(given, asked.target))
     search = Search(
         tolerance=given.tolerance,

@@ -97,7 +97,7 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
         OpsetError: its opset is too old for the low-precision type.
         ContradictionError: two overrides of a node exclude each other.
     """
-    check_opset(graph.model, options)
+    require_opset(graph.model, options)
     is_judged = options.level != Level.O0
     overrides = find_overrides(graph, options)
     listed = find_listed(graph, options)
@@ -274,7 +274,7 @@ def _constant_fed(
     return frozenset(fed)
 
 
-def check_opset(model: ModelProto, options: Options) -> None:
+def require_opset(model: ModelProto, options: Options) -> None:
     """Check that the model's opset has a Cast to the low-precision type.
 
     Raises:

@@ -184,14 +184,14 @@ def dimension_rules() -> Mapping[str, Sequence[DimensionRule]]:
     for row in read_table("dimensions")["rules"]:
         ops = row.pop("ops")
         inputs = row.pop("inputs", ())
-        every = _terms(row.pop("every", _UNSAID))
-        rule = DimensionRule(tuple(map(_terms, inputs)), every, **row)
+        every = _parsed(row.pop("every", _UNSAID))
+        rule = DimensionRule(tuple(map(_parsed, inputs)), every, **row)
         for op in ops:
             rules.setdefault(op, []).append(rule)
     return rules
 
 
-def _terms(text: str) -> Terms | None:
+def _parsed(text: str) -> Terms | None:
     return None if text == _UNSAID else tuple(text.split())
 
 

@@ -121,6 +121,7 @@ class OpFacts:
     kernel_free: frozenset[str]
     linear: frozenset[str]
     logarithms: frozenset[str]
+    loops: frozenset[str]
     magnitudes: frozenset[str]
     mask_sinks: frozenset[str]
     means: frozenset[str]

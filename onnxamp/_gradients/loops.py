@@ -7,7 +7,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 from onnx.helper import make_tensor_value_info
 
-from onnxamp._facts.ops import attribute
+from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
@@ -51,7 +51,7 @@ def without_loops(
     graph = Graph.of(model)
     names = dict[str, str]()
     editor = GraphEditor(graph)
-    for node in graph.nodes_of({"Loop", "Scan"}):
+    for node in graph.nodes_of(op_facts().loops):
         body = graph.scopes[node.bodies[0][1]]
         if node.scope or any(graph.nodes[index].bodies for index in body.nodes):
             continue

@@ -32,7 +32,6 @@ from onnxamp._model.blobs import WeightConverter
 from onnxamp._model.model import Model
 from onnxamp._model.saving import save_model
 from onnxamp._numerics.speed.bench import BenchOptions, bench_models
-from onnxamp._numerics.unseen.body_ranges import ROUNDS
 from onnxamp._numerics.unseen.stress import Stress
 from onnxamp._runtime.engines import Engine, SampleCache
 from onnxamp._runtime.inputs.samples import Samples
@@ -186,7 +185,7 @@ class TuningJob:
     @property
     def may_overflow(self) -> bool:
         """Whether a value exceeds the low-precision type, or may, because values in loops are not measured."""
-        if self.space.all_low.graph.nodes_of(ROUNDS):
+        if self.space.all_low.graph.nodes_of(op_facts().loops):
             return True
         sizes = self.expected.largest.values()
         return max(sizes, default=0.0) > self.low.max_finite

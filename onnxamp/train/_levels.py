@@ -30,7 +30,7 @@ from onnxamp._base.errors import ArgumentError, ArgumentTypeError
 from onnxamp._base.records import record
 from onnxamp._decide.patterns.find import find_patterns, patterns_of
 from onnxamp._decide.patterns.named import named_forms
-from onnxamp._decide.problem import check_opset
+from onnxamp._decide.problem import require_opset
 from onnxamp._facts.dtypes import FORMATS, DtypeLike, dtype_name, low_type
 from onnxamp._facts.kernels import takes_anywhere
 from onnxamp._facts.ops import op_key
@@ -372,7 +372,7 @@ def decorate(
             low = convert_as(source, replace(options, rule=rule))
             # Export stores weights with Casts, which the opset must have.
             if saved in FORMATS:
-                check_opset(source, Options.of("O2", {"dtype": saved}))
+                require_opset(source, Options.of("O2", {"dtype": saved}))
             results.append(
                 Decorated(low, source, name, excluded, saved, bool(master_grad))
             )

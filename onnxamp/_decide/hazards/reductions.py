@@ -64,7 +64,7 @@ def _divider(graph: Graph, total: Node, count: int) -> Node | None:
     return reader
 
 
-def long_products(graph: Graph, low: Format) -> Iterator[Hazard]:
+def overflowing_products(graph: Graph, low: Format) -> Iterator[Hazard]:
     """Yield products of computed values with as many terms, and what reads such a product before it is divided.
 
     Products with weights are small, because training keeps them so; and so is what shares of 1 weigh.
@@ -102,7 +102,7 @@ class _LargeReductions(HazardKind):
 
     def find(self, graph: Graph, low: Format, /) -> Iterator[Hazard]:
         yield from large_reductions(graph, low)
-        yield from long_products(graph, low)
+        yield from overflowing_products(graph, low)
 
 
 KIND: Final = _LargeReductions()

@@ -9,14 +9,11 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from onnxamp._facts.dtypes import FLOAT
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import Node
 from onnxamp._model.weights import SENTINEL
-
-ROUNDS: Final = frozenset({"Loop", "Scan"})
-"""Ops that run their body in a loop, and stack its results."""
-
 
 _LEAST_OPSET: Final = 9
 """The opset that introduced Where, and Scan in its current form."""
@@ -112,7 +109,7 @@ class _BodyRanges:
 
     def pass_out(self, node: Node) -> tuple[str, list[int]] | None:
         """Let a node also return the magnitudes of its bodies, and return the vector of these, and its values."""
-        known = node.key == "If" or node.key in ROUNDS
+        known = node.key == "If" or node.key in op_facts().loops
         is_opaque = any(self.graph.scopes[body].opaque for _, body in node.bodies)
         bodies = [
             (body, *self.made[body]) for _, body in node.bodies if body in self.made

@@ -13,7 +13,7 @@ from onnx import ModelProto, NodeProto, ValueInfoProto, helper
 
 from onnxamp._base.errors import OnnxAmpError
 from onnxamp._facts.dtypes import FLOAT
-from onnxamp._facts.ops import attribute
+from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._graph.shapes import declared_dims
@@ -181,7 +181,7 @@ def _runs_of(
     outputs = dict[int, str]()
     declared = list[ValueInfoProto]()
     for node in owners:
-        if node.key not in ("If", "Loop", "Scan"):
+        if node.key not in {"If", *op_facts().loops}:
             raise _FlatError
         if any(graph.scopes[body].opaque for _, body in node.bodies):
             raise _FlatError

@@ -245,7 +245,7 @@ class ExpectedErrors:
         stored = self._names(self.graph.constants.tensors)
         by_row = (self.weights if name in stored else 1.0 for name, _ in self._rows)
         # The low pass of a sample rounds nothing inside loops, so it does not show the error of all.
-        has_loops = bool(self.graph.nodes_of({"Loop", "Scan"}))
+        has_loops = bool(self.graph.nodes_of(op_facts().loops))
         return cost_tables(
             self.samples,
             self._rows,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, body_sources
 from onnxamp._tuning.errors.cost_table import CAST, MADE, REST, Rows
@@ -162,7 +163,7 @@ class Roundings:
     def _before_loops(self) -> Mapping[int, int]:
         """By value that the body of a Loop or Scan takes: the value that it is in the first turn."""
         before = dict[int, int]()
-        for node in self.graph.nodes_of({"Loop", "Scan"}):
+        for node in self.graph.nodes_of(op_facts().loops):
             for _, scope in node.bodies:
                 inner = self.graph.scopes[scope].inputs
                 sources = body_sources(node, len(inner))
