@@ -18,7 +18,7 @@ from onnxamp._convert.plan import HazardRow, make_plan
 from onnxamp._decide.verdicts import told
 from onnxamp._facts.dtypes import DtypeLike
 from onnxamp._facts.ops import is_exact, op_facts, op_key
-from onnxamp._job.api import converted_as
+from onnxamp._job.api import conversion_and_result
 from onnxamp._options.doors import autocast_types, door
 from onnxamp._options.lists import (
     Preset,
@@ -96,7 +96,7 @@ def literal_options(level: str, dtype: DtypeLike, lists: str = "mindspore") -> O
 
 def _converted(network: Any, options: Options) -> Any:
     """Return the converted model, and warn of hazards."""
-    converted, result = converted_as(network, options)
+    converted, result = conversion_and_result(network, options)
     warn(named_hazards(make_plan(converted.analysis).hazards, options), HazardWarning)
     return result
 

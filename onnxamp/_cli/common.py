@@ -60,7 +60,7 @@ class FolderKind(Protocol):
     def adapted(
         self, options: Options, given: Collection[str], model: Model
     ) -> Options:
-        """Return the options for a model of such a folder, but for those that were ``given``."""
+        """Return the options for a model of such a folder, except those that were ``given``."""
 
     def limits_of(self, model: Model) -> Mapping[str, Mapping[str, float]]:
         """Return the limits that suffice for a model, by metric and output."""

@@ -144,7 +144,7 @@ class Request:
         )
 
     @property
-    def measures(self) -> bool:
+    def needs_measurements(self) -> bool:
         """Whether the options ask for measurements on samples."""
         if self.is_tuned or (self.plan is None and self.options.lacks_ranges):
             return True

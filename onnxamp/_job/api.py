@@ -260,17 +260,18 @@ def convert_as(
     samples: "SamplesLike | None" = None,
 ) -> Any:
     """Convert a model by settled options or a plan; not for level "auto" without a plan."""
-    return converted_as(model, options, plan, samples)[1]
+    _, result = conversion_and_result(model, options, plan, samples)
+    return result
 
 
 @unchanged_sources()
-def converted_as(
+def conversion_and_result(
     model: Any,
     options: Options,
     plan: Plan | None = None,
     samples: "SamplesLike | None" = None,
 ) -> tuple[Converted, Any]:
-    """Convert as :func:`convert_as` does, and also return the conversion."""
+    """Convert as :func:`convert_as` does; return the conversion and the result."""
     request = Request(
         model=Model.of(model),
         asked=options,

@@ -27,7 +27,7 @@ def issue_early_warnings(request: Request) -> list[str]:
         # They were printed when the plan was made.
         return list(request.plan.warnings)
     with declared_ops(request.options.custom_ops):
-        if not request.measures and request.validation is None:
+        if not request.needs_measurements and request.validation is None:
             refuse_misspelled(request.model, request.options)
             return []
         early = early_warnings(request.model, request.options)
@@ -72,20 +72,11 @@ def begun(request: Request) -> Iterator[tuple[Job, "Measures | None"]]:
             yield job, measures
 
 
-def settled(job: Job, measures: "Measures | None") -> Job:
-    """Return a conversion with the measurements that its options ask for.
-
-    Raises:
-        ArgumentError: a sample does not fit the model. RuntimeFailure: the model does not run.
-    """
-    return job if measures is None else measures.taken(job)
-
-
 def _measures(request: Request, run: Run) -> "Measures | None":
     """Return the measurements of a request; None if it runs no model, or none can run here."""
     validates = request.validation is not None and has_runtime()
     expects = request.expects and has_runtime()
-    if not (validates or request.measures or expects):
+    if not (validates or request.needs_measurements or expects):
         return None
     # The door to all that runs models, which a conversion without measurements does not load.
     with no_collections():  # modules stay, so that there is nothing to collect

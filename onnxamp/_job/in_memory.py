@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from onnxamp._convert.convert import Converted, convert, decide
 from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._job import Request
-from onnxamp._job.beginning import begun, issue_early_warnings, settled
+from onnxamp._job.beginning import begun, issue_early_warnings
 from onnxamp._job.expecting import expecting
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def convert_in_memory(request: Request) -> tuple[Converted, "Tuned | None"]:
     """
     early = issue_early_warnings(request)
     with begun(request) as (asked, measures):
-        job = settled(asked, measures)
+        job = asked if measures is None else measures.measured(asked)
         converted = convert(job.model, job.options, job.plan, rounder=job.rounder)
     warnings = converted.analysis.pins.warnings
     if job.tuned is not None:
@@ -40,7 +40,7 @@ def plan_in_memory(request: Request) -> tuple[Plan, "Tuned | None"]:
     """
     early = issue_early_warnings(request)
     with begun(request) as (asked, measures):
-        job = settled(asked, measures)
+        job = asked if measures is None else measures.measured(asked)
         if job.tuned is not None:
             request.warn(text for text in job.tuned.plan.warnings if text not in early)
             return job.tuned.plan, job.tuned

@@ -46,13 +46,13 @@ class Measures:
         if self.comparison is not None:
             self.comparison.run = replace(self.comparison.run, workers=workers)
 
-    def taken(self, job: Job) -> Job:
+    def measured(self, job: Job) -> Job:
         """Return a conversion with the measurements that its options ask for: level auto, ranges, rounded weights.
 
         Raises:
             ArgumentError: a sample does not fit the model. RuntimeFailure: the model does not run.
         """
-        if self.request.measures or self.request.is_rounded:
+        if self.request.needs_measurements or self.request.is_rounded:
             from onnxamp._job.searching import searched  # noqa: PLC0415 - few options ask for it
 
             return searched(job, self.request, self.comparison)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from onnxamp._base.optional import runtime_fault
 from onnxamp._base.records import record
 from onnxamp._job import Request
-from onnxamp._job.beginning import begun, issue_early_warnings, settled
+from onnxamp._job.beginning import begun, issue_early_warnings
 from onnxamp._job.expecting import expecting
 from onnxamp._job.refusals import RefusedError
 from onnxamp._job.writing import (
@@ -62,7 +62,7 @@ def convert_to_file(request: Request, sink: Sink) -> Outcome:
     compared = None
     with begun(request) as (asked, measures):
         kept = unfinished(asked, sink)
-        job = settled(asked, measures)
+        job = asked if measures is None else measures.measured(asked)
         validator = None
         if measures is not None:
             validator = measures.validator(sink, kept)

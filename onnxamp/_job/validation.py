@@ -71,9 +71,9 @@ def limits_of(
         return Limits(tolerance=largest, accept=accept)
     if tolerance is None:
         return Limits(margin=_MARGIN, accept=accept, otherwise=validation.limits)
-    asked = make_limits({"rel_l2": tolerance})  # checks it
+    checked = make_limits({"rel_l2": tolerance})
     if accept:
-        return replace(asked, accept=accept)
+        return replace(checked, accept=accept)
     return Limits(tolerance=tolerance, asked=True)
 
 

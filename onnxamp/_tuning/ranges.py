@@ -59,7 +59,8 @@ def with_ranges(model: Model, options: Options, run: Run, steps: int = 0) -> Opt
     """
     if not options.lacks_ranges:
         return options
-    options, limit = replace(options, data_max=None), options.data_max
+    limit = options.data_max
+    options = replace(options, data_max=None)
     observed = _Observed.of(model, options, run)
     graph, ranges = observed.graph, observed.ranges(run)
     # Nodes that stay in float32 need no exponents, so they are found first.
@@ -148,7 +149,7 @@ class _Observed(NamedTuple):
 def _beyond(
     graph: Graph, options: Options, largest: Mapping[str, float], limit: float
 ) -> Iterator[str]:
-    """Yield nodes that read or write a float beyond the limit, but for those that the user lowers."""
+    """Yield nodes that read or write a float beyond the limit, except those that the user lowers."""
     wishes = find_overrides(graph, options).of_node
     large = {
         value

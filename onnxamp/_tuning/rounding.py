@@ -442,7 +442,7 @@ def _factor(gram: Floats, damping: float) -> Floats:
     elements.
     """
     require("scipy", "Compensated rounding needs scipy", "measure")
-    from scipy.linalg import lapack  # noqa: PLC0415 - importing it costs memory, and most conversions need it not
+    from scipy.linalg import lapack  # noqa: PLC0415 - importing it costs memory, and most conversions do not need it
 
     # Its Cholesky factor is that of an upper R: gram = R R^T.
     backwards = np.asfortranarray(gram[::-1, ::-1])

@@ -77,6 +77,7 @@ class CandidateSearch:
 
     def best(self) -> Candidate | None:
         """Return the best candidate that may be written and meets the tolerance; None if that is float32."""
+        # able[end] is the best that passes, or float32 behind the last one; able[end - 1], the next better one, misses.
         able = self.front
         end = self._searched(able, len(able))
         for _ in range(_REFINED):

@@ -140,7 +140,11 @@ def _cost_of_integers(model: Model, run: Run, metric: Metric, engine: Engine) ->
 
 
 class _Tuning(NamedTuple):
-    """Tunes one model, with one set of options after the other."""
+    """Tunes one model, with one set of options after the other.
+
+    Each method calls the one below it, and adds one thing: float32 where a bug is (``soundly``), the candidate that the
+    user picked (``picked``), rounded weights (``rounded``), exponents (``both``).
+    """
 
     model: Model
     device: Device

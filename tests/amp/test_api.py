@@ -50,7 +50,7 @@ def weight_types(model: ModelProto) -> set[int]:
 
 
 def test_convert_model_signature() -> None:
-    wanted = "(model, level='O2', *, tolerance=0.01, samples=None, metric='auto', **options)"
+    wanted = "(model, level='O2', *, tolerance=None, samples=None, metric='auto', **options)"
     assert bare(onnxamp.convert_model) == wanted
 
 

@@ -146,7 +146,7 @@ class Frontier:
             gain = self.aim.merit(start) - self.aim.merit(row[0])
             return gain / error if error else 0.0
 
-        # ChoiceParts to raise cost least time per error first; parts to lower save most, as long as they save anything.
+        # Parts to raise: first those that cost least time per error. Parts to lower: those that save most.
         low = start.low
         rising = sorted(alone, key=rate)
         if not all(part <= start.low for _, part in alone):
