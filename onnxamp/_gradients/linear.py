@@ -86,7 +86,10 @@ def _transposed(x: Tensor) -> Tensor:
 
 
 def _einsum(call: Call) -> Grads:
-    """Return the gradients of the operands: Einsums of the output gradient with the other operands."""
+    """Return the gradients of the operands: Einsums of the output gradient with the other operands.
+
+    A letter may be broadcast: of size 1 in one operand, and of another size in others.
+    """
     equation = call.attribute("equation").replace(" ", "")
     left, _, result = equation.partition("->")
     terms = left.split(",")
@@ -98,18 +101,64 @@ def _einsum(call: Call) -> Grads:
         raise call.error(
             f"has the equation {equation!r}, which repeats a letter in one term"
         )
+    broadcast = _broadcast_letters(call, terms)
+    for axis, letter in enumerate(result):
+        # onnx infers the size from the first operand alone.
+        if letter in broadcast and call.y.known_size(axis) == 1:
+            raise call.error(
+                f"has the equation {equation!r}, whose first operand with {letter!r} is broadcast along it: swap operands"
+            )
     grads = []
     for position, term in enumerate(terms):
-        others = [i for i in range(len(terms)) if i != position]
-        known = [result, *(terms[i] for i in others)]
-        if not set(term).issubset("".join(known)):
+        others = [terms[i] for i in range(len(terms)) if i != position]
+        read = ",".join([result, *others])
+        if not set(term).issubset(read):
             raise call.error(
                 f"has the equation {equation!r}, which sums over a letter of one operand only"
             )
-        reverse = f"{','.join(known)}->{term}"
-        operands = [call[i] for i in others]
-        grads.append(partial(call.dy.op, "Einsum", *operands, equation=reverse))
+        grads.append(partial(_operand_gradient, call, position, read, term, broadcast))
     return grads
+
+
+def _broadcast_letters(call: Call, terms: Sequence[str]) -> set[str]:
+    """Return the letters of size 1 in one operand of Einsum that may have another size in others."""
+    ones = set[str]()
+    others = set[str]()
+    for position, term in enumerate(terms):
+        for axis, letter in enumerate(term):
+            is_one = call[position].known_size(axis) == 1
+            (ones if is_one else others).add(letter)
+    return ones & others
+
+
+def _operand_gradient(
+    call: Call, position: int, read: str, term: str, broadcast: set[str]
+) -> Tensor:
+    """Return the gradient of an operand of Einsum from the output gradient and the other operands.
+
+    It is summed over letters along which the operand was broadcast, and repeated along those that the gradient lacks.
+
+    Args:
+        call: the node.
+        position: that of the operand.
+        read: the terms of the output gradient and of the other operands.
+        term: the term of the operand.
+        broadcast: the letters that are broadcast.
+    """
+    x = call[position]
+    operands = [one for i, one in enumerate(call.inputs) if i != position]
+    summed = [
+        axis
+        for axis, letter in enumerate(term)
+        if letter in broadcast and x.known_size(axis) == 1
+    ]
+    kept = "".join(letter for axis, letter in enumerate(term) if axis not in summed)
+    dx = call.dy.op("Einsum", *operands, equation=f"{read}->{kept}")
+    if summed:
+        dx = dx.op("Unsqueeze", summed)
+    result, _, _ = read.partition(",")
+    is_short = not broadcast.isdisjoint(set(kept) - set(result))
+    return dx.op("Expand", x.shape()) if is_short else dx
 
 
 _INDICES: Final = "MaxPool.Indices"

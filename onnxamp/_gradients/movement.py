@@ -1,6 +1,7 @@
 """Gradients of ops that move elements: pieces, choices by index, and Resize. Others are formulas."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +18,8 @@ _SAMPLE: Final = 5
 _Places = Tensor | NDArray[np.int64]
 _Size = int | Tensor
 """A number, or an int64 vector of one element."""
+_Ends = Mapping[int, Sequence[int]]
+"""The elements that a Pad adds before and after those of its input, by axis."""
 
 
 def _reshaped(call: Call) -> Grads:
@@ -50,7 +53,8 @@ def _slice(call: Call) -> Grads:
         if step != 1:
             dy = scatter(dy, places, axis, size, rank)
         elif isinstance(places, Tensor):
-            before = places.op("Slice", [0], [1])
+            # A slice of nothing has no first place: any does, since the gradient is all padding.
+            before = call.writer.vector(places, 0).op("Slice", [0], [1])
             pads[axis] = (before, size - before - places.op("Shape"))
         else:
             start = int(places[0]) if places.size else 0
@@ -119,7 +123,10 @@ def scatter(dy: Tensor, places: _Places, axis: int, size: _Size, rank: int) -> T
 
 
 def _pad(call: Call) -> Grads:
-    """Return the gradient of a Pad: crop additions, fill cropped parts with zeros, add copied edges to their source."""
+    """Return the gradients of a Pad: crop additions, fill cropped parts with zeros, add copied edges to their source.
+
+    The value that additions hold gets the sum of what is cropped.
+    """
     mode = call.attribute("mode")
     rank = call.rank()
     pads = call.constant(1)
@@ -133,7 +140,8 @@ def _pad(call: Call) -> Grads:
     ends = dict(zip(axes, by_axis, strict=True))
     dx = call.dy
     if mode == "constant":
-        return _cropped(dx, ends, rank)
+        dx = _cropped(dx, ends, rank)
+        return [dx, None, partial(_padding, call, dx, ends)]
     for axis, (before, after) in ends.items():
         size = call.x.known_size(axis)
         if (before, after) != (0, 0):
@@ -150,7 +158,7 @@ def _pad(call: Call) -> Grads:
     return dx
 
 
-def _cropped(dy: Tensor, ends: Mapping[int, Sequence[int]], rank: int) -> Tensor:
+def _cropped(dy: Tensor, ends: _Ends, rank: int) -> Tensor:
     """Return ``dy`` cropped by positive amounts and padded by negative ones; ``ends`` has (before, after) by axis."""
     added = {
         axis: before
@@ -163,10 +171,23 @@ def _cropped(dy: Tensor, ends: Mapping[int, Sequence[int]], rank: int) -> Tensor
         # Slice cuts an end beyond the axis off at it.
         stops = [-after if after > 0 else 2**62 for after in afters]
         dy = dy.op("Slice", starts, stops, list(added))
-    sides = [ends.get(axis, (0, 0)) for axis in range(rank)]
-    amounts = [max(-before, 0) for before, _ in sides]
-    amounts += [max(-after, 0) for _, after in sides]
+    amounts = [max(amount, 0) for amount in _amounts(ends, rank, -1)]
     return dy.op("Pad", amounts) if any(amounts) else dy
+
+
+def _padding(call: Call, dx: Tensor, ends: _Ends) -> Tensor:
+    """Return the gradient of the value of a Pad: the sum of the gradients of additions, where those of ``x`` are not.
+
+    Without them, their large sums do not round its own away.
+    """
+    added = call.dy - dx.op("Pad", _amounts(ends, call.rank(), 1))
+    return added.op("ReduceSum", keepdims=0).reshape_like(call[2])
+
+
+def _amounts(ends: _Ends, rank: int, sign: int) -> list[int]:
+    """Return the pads of all axes, times a sign; ``ends`` has (before, after) by axis."""
+    sides = [ends.get(axis, (0, 0)) for axis in range(rank)]
+    return [sign * side[end] for end in (0, 1) for side in sides]
 
 
 def _gather(call: Call) -> Grads:

@@ -52,19 +52,22 @@ ALWAYS: Final = frozenset({"BatchNormalization"})
 
 ROUNDS: Final = frozenset({"Ceil", "Floor", "Round"})
 """Ops that round to whole numbers."""
-_STEPS: Final = ROUNDS | {"Hardmax", "OneHot", "Sign"}
+_STEPS: Final = ROUNDS | {"Hardmax", "Sign"}
 FLAT: Final = op_facts().random | op_facts().representable | _STEPS
 """Ops whose derivative is zero or undefined everywhere: no gradient flows through them.
 
 Outputs that are not floats also end the path, and need no entry.
 """
 
+_MOVABLE: Final = FLOAT_ELEMS | {TensorProto.UNDEFINED}
+"""Element types of values that may have a gradient: values of unknown type may be floats."""
+
 _PARTIAL: Final = pointwise.SKIPPED | {"Split"}
 """Ops whose rules do not need the gradient of the first output."""
 
-SMALL: Final = 4096
+_SMALL: Final = 4096
 """Most elements of a constant that rules examine: axes, pads, sizes, exponents."""
-_ROUNDS: Final = 8
+_DEEPEST: Final = 8
 """The maximum nesting depth of function bodies."""
 
 _IR_VERSION: Final = 8
@@ -184,7 +187,7 @@ class Pass:
                 if otherwise is None:
                     raise
                 addends = self._addends(call, otherwise)
-            # No other rule makes infinities of numbers, so that others need no nodes that look for them.
+            # Other rules divide by nothing that may be zero, and need no nodes that look for infinities.
             if otherwise is not None and node.key in pointwise.SINGULAR:
                 addends = [(value, finite(addend)) for value, addend in addends]
             for value, addend in addends:
@@ -224,16 +227,17 @@ class Pass:
         """Return a one in the shape of the loss.
 
         Raises:
-            GradientError: the loss is not a float, or has more than one element.
+            GradientError: the loss is not a float, or may have more than one element.
         """
         self.writer.prefix = f"{self.graph.values[loss].name}/gradient"
         value = self.handle(loss)
         assert value is not None
         if value.elem not in FLOAT_ELEMS:
             raise GradientError(f"The loss {value.name!r} is not of a float type.")
-        if any(isinstance(dim, int) and dim != 1 for dim in value.dims or ()):
+        if any(dim != 1 for dim in value.dims or ()):
+            shape = ", ".join(map(str, value.dims or ()))
             raise GradientError(
-                f"The loss {value.name!r} has the shape {value.dims}: reduce it to one element first."
+                f"The loss {value.name!r} has the shape [{shape}]: reduce it to one element first."
             )
         if value.dims is None:
             return value.like(1).op("Expand", value.op("Shape"))
@@ -284,7 +288,7 @@ def expand(
     """
     model = inline_functions(model, partly=True)
     # Each round inlines the functions that the last one brought in: one level of function bodies.
-    for _ in range(_ROUNDS):
+    for _ in range(_DEEPEST):
         graph = Graph.of(model)
         path, moved = find_path(
             graph, [value_of(graph, name) for name in wanted], value_of(graph, loss)
@@ -301,7 +305,7 @@ def expand(
             ops = {(node.proto.domain, node.proto.op_type) for node in lacking}
             model = inline_functions(model, ops)
     raise GradientError(
-        f"Function bodies are nested deeper than {_ROUNDS} levels: inline them first."
+        f"Function bodies are nested deeper than {_DEEPEST} levels: inline them first."
     )
 
 
@@ -343,14 +347,13 @@ def find_path(
     needs = wire(graph).needs
     moved = set(wanted)
     movers = list[Node]()
-    differentiable = FLOAT_ELEMS | {0}  # values of unknown type may be floats
     for node in (node for node in graph.order if node.index in needs):
         if node.key not in FLAT and not moved.isdisjoint(needs[node.index]):
             movers.append(node)
             moved.update(
                 value
                 for value in node.writes
-                if elem_of(graph.types[value]) in differentiable
+                if elem_of(graph.types[value]) in _MOVABLE
             )
     needed = {loss} & moved
     between = []
@@ -370,7 +373,7 @@ def _constants(graph: Graph, dims: Sequence[Dims | None]) -> _Known:
         graph.values[value].name: numpy_helper.to_array(tensor)
         for value, tensor in graph.constants.tensors.items()
         if graph.values[value].scope == 0
-        and elements(tuple(tensor.dims)) <= SMALL
+        and elements(tuple(tensor.dims)) <= _SMALL
         and tensor.data_location != TensorProto.EXTERNAL
     }
     known = set(constants)
@@ -471,8 +474,8 @@ def add_gradients(model: ModelSource, loss: str, wanted: Iterable[str]) -> Gradi
     Raises:
         ArgumentError: ``wanted`` is empty.
         ArgumentTypeError: an argument has the wrong type.
-        GradientError: an op between the loss and a wanted value has no gradient rule, or the loss does not depend on a
-            wanted value.
+        GradientError: an op between the loss and a wanted value has no gradient rule, the loss does not depend on a
+            wanted value, a wanted value is not of a float type, or the loss may have more than one element.
         OpsetError: the opset of the model is below 18.
         ModelError: the model cannot be read or is invalid.
 
@@ -507,12 +510,19 @@ def differentiate(
             f"Gradients need opset {MIN_OPSET} or later; the model has opset {version}: upgrade it first."
         )
     expanded = expand(model, loss, names, lacks)
-    start = value_of(expanded.graph, loss)
+    graph = expanded.graph
+    for name in names:
+        elem = elem_of(graph.types[value_of(graph, name)])
+        if elem not in _MOVABLE:
+            raise GradientError(
+                f"The value {name!r}, whose gradient is wanted, is not of a float type."
+            )
+    start = value_of(graph, loss)
     gradients = expanded.write_gradients(lambda: {start: expanded.seed(start)})
     writer = expanded.writer
     outputs = dict[str, str]()
     for name in names:
-        value = value_of(expanded.graph, name)
+        value = value_of(graph, name)
         if value not in gradients:
             raise GradientError(
                 f"The loss {loss!r} does not depend on {name!r}, or only through ops whose gradient is zero."

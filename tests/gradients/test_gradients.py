@@ -107,6 +107,8 @@ PRODUCTS = [
     one("MatMul", n(2, 3, 4), n(4), dynamic=True),
     one("Einsum", n(2, 3, 4), n(2, 5, 4), equation="bid,bjd->bij"),
     one("Einsum", n(2, 3), n(3, 4), n(4), equation="ij, jk, k -> i"),
+    one("Einsum", n(2, 1), n(3, 4), equation="ij,jk->ik"),
+    one("Einsum", n(2, 3), n(1, 3), equation="ij,ij->i"),
 ]  # fmt: skip
 
 REDUCTIONS = [
@@ -145,8 +147,11 @@ MOVEMENT = [
     one("Slice", n(6, 5), ints(0), ints(1000), ints(-2), ints(2)),
     one("Slice", n(6, 5), ints(5, 4), ints(-1000, 0), ints(0, 1), ints(-2, -1), dynamic=True),
     one("Slice", n(6), ints(2), ints(4)),
+    one("Slice", n(3, 2), ints(5), ints(100), ints(0), dynamic=True),
     one("Pad", n(2, 3), ints(1, 0, 0, 2)),
     one("Pad", n(2, 3, 4), ints(2, 1), None, ints(-1), dynamic=True),
+    one("Pad", n(2, 3), ints(1, 0, 0, 2), n()),
+    one("Pad", n(2, 3, 4), ints(2, 1), n(), ints(-1), dynamic=True),
     one("Pad", n(1, 4, 5), ints(0, 2, 1, 0, 1, 2), mode="reflect"),
     one("Pad", n(1, 4), ints(0, 2, 0, 1), mode="edge"),
     one("Pad", n(1, 4), ints(0, 2, 0, 1), mode="wrap"),
@@ -168,6 +173,8 @@ SELECTION = [
     one("ScatterElements", n(3, 4), np.array([[0, 0], [1, 0], [3, 3]]), n(3, 2), axis=1, reduction="add", dynamic=True),
     one("ScatterND", n(4, 3), np.array([[0], [2]]), n(2, 3)),
     one("ScatterND", n(4, 3), np.array([[2], [2]]), n(2, 3), reduction="add"),
+    one("OneHot", ints(0, 2, 2, -1), np.array(3), n(2)),
+    one("OneHot", np.array([[0, 1], [5, 1]]), np.array(2), n(2), axis=0),
     one("TopK", apart(3, 6), ints(2), outputs=2, axis=1, used=1),
     one("Resize", n(1, 2, 3, 4), None, np.array([1, 1, 2, 3], np.float32), fixed=(2,), constant=(2,)),
     one("Resize", n(1, 2, 3, 4), None, np.array([1, 1, 2, 2], np.float32), fixed=(2,), constant=(2,),
@@ -211,7 +218,7 @@ WINDOWS = [
     one("GlobalMaxPool", apart(2, 3, 4, 5)),
 ]  # fmt: skip
 
-NORMALISATIONS = [
+NORMALIZATIONS = [
     one("LayerNormalization", n(2, 3, 4), positive(4), n(4)),
     one("LayerNormalization", n(2, 3, 4), positive(4), epsilon=0.1, dynamic=True),
     one("LayerNormalization", n(2, 3, 4), positive(3, 4), n(3, 4), axis=1),
@@ -241,7 +248,7 @@ BODIES = [
     one("SoftmaxCrossEntropyLoss", n(4, 5), ints(0, 4, 2, 2), reduction="mean"),
 ]
 
-CASES = [*POINTWISE, *PRODUCTS, *REDUCTIONS, *MOVEMENT, *SELECTION, *WINDOWS, *NORMALISATIONS, *RECURRENT, *BODIES]
+CASES = [*POINTWISE, *PRODUCTS, *REDUCTIONS, *MOVEMENT, *SELECTION, *WINDOWS, *NORMALIZATIONS, *RECURRENT, *BODIES]
 
 
 def name_of(case: Case) -> str:
@@ -325,6 +332,23 @@ def test_a_value_that_is_read_often_adds_up() -> None:
     assert result["loss"] == pytest.approx((x**3 + x**2).sum())
 
 
+def test_what_a_pad_crops_has_no_gradient_and_its_value_that_of_what_it_adds() -> None:
+    weights = {"pads": ints(1, -1, 0, 2), "value": np.float32(0)}
+    found = add_gradients(chain(make("Pad", "x pads value", "y"), TOTAL, weights=weights), "loss", ["x", "value"])
+    result = run(make_session(found.model), {"x": np.ones((2, 3), np.float32)})
+    np.testing.assert_array_equal(result[found.outputs["x"]], [[0, 1, 1], [0, 1, 1]])
+    assert result[found.outputs["value"]] == 8
+
+
+def test_gradients_are_finite_wherever_they_can_be() -> None:
+    """The exponential of x overflows, but neither its hyperbolic sine nor its cosine, which are equal there."""
+    x = np.array([[89, -89, 1], [0, 1e-3, -4]], np.float32)
+    for op, right in (("Cosh", np.sinh), ("Sinh", np.cosh)):
+        found = add_gradients(chain(make(op, "x", "y"), TOTAL), "loss", ["x"])
+        result = run(make_session(found.model), {"x": x})[found.outputs["x"]]
+        np.testing.assert_allclose(result, right(x.astype(np.float64)), rtol=2e-6)
+
+
 def test_casts_change_the_type_on_the_way_back() -> None:
     model = chain(make("Cast", "x", "d", to=11), make("Mul", "d d", "q"), make("Cast", "q", "y", to=1), TOTAL)
     found = add_gradients(model, "loss", ["x"])
@@ -383,11 +407,12 @@ BODY = helper.make_graph([make("Identity", "x", "z")], "body", [], [helper.make_
     ([make("Floor", "x", "y")], "does not depend on 'x'"),
     ([make("Reshape", "x five", "t"), make("LSTM", "t w r", "y", hidden_size=1, clip=1.0)], "has clip = 1.0"),
     ([make("Einsum", "x", "y", equation="ij->i")], "sums over a letter of one operand"),
+    ([make("Einsum", "row x", "y", equation="ij,ij->i")], "first operand with 'i' is broadcast along it: swap"),
 ], ids=lambda value: value[-1].op_type if isinstance(value, list) else "")  # fmt: skip
 def test_what_has_no_rule_is_named(nodes: list[onnx.NodeProto], said: str) -> None:
     weights = {
         "c": np.array(True), "five": ints(2, 1, 3), "w": np.ones((1, 4, 3), np.float32),
-        "r": np.ones((1, 4, 1), np.float32),
+        "r": np.ones((1, 4, 1), np.float32), "row": np.ones((1, 3), np.float32),
     }  # fmt: skip
     model = chain(*nodes, TOTAL, weights=weights)
     if nodes[0].domain:
@@ -400,8 +425,13 @@ def test_wrong_wishes() -> None:
     model = chain(make("Relu", "x", "y"), TOTAL)
     with pytest.raises(GradientError, match="no value 'weight'"):
         add_gradients(model, "loss", ["weight"])
-    with pytest.raises(GradientError, match="reduce it to one element"):
+    with pytest.raises(GradientError, match=r"shape \[2, 3\]: reduce it to one element"):
         add_gradients(model, "y", ["x"])
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "N"
+    with pytest.raises(GradientError, match=r"shape \[N, 3\]: reduce it to one element"):
+        add_gradients(model, "y", ["x"])
+    with pytest.raises(GradientError, match="'t', whose gradient is wanted, is not of a float type"):
+        add_gradients(chain(make("Shape", "x", "t"), make("Cast", "t", "y", to=1), TOTAL), "loss", ["t"])
     with pytest.raises(ArgumentError, match="at least one"):
         add_gradients(model, "loss", [])
     with pytest.raises(OpsetError, match="opset 18"):

@@ -123,10 +123,12 @@ def test_what_is_undefined_does_not_count_where_nodes_are_moved(bias: float, odd
         assert 0.3 < found.values[name].costs[0] / whole.values[name].costs[0] < 3
 
 
-def test_an_infinite_derivative_does_not_spread() -> None:
-    model = parse("(float[4] x) => (float[4] y) { s = Sqrt (x) y = Mul (s, x) }", 18)
-    x = np.array([0, 1.1, 2.2, 3.3], np.float32)
-    assert all(np.isfinite(row.costs).all() for row in measured(model, {"x": x}).values.values())
+@pytest.mark.parametrize("ops", ["s = Sqrt (x)", "l = ReduceLogSum (x, axis) s = Exp (l)"])
+def test_an_infinite_derivative_does_not_spread(ops: str) -> None:
+    constants = "<int64[1] axis = {1}, float c = {0.1}>"
+    model = parse(f"(float[4,1] t) => (float[4,1] y) {constants} {{ x = Sub (t, c) {ops} y = Mul (s, x) }}", 18)
+    x = np.array([[0.1], [1.1], [2.2], [3.3]], np.float32)
+    assert all(np.isfinite(row.costs).all() for row in measured(model, {"t": x}).values.values())
 
 
 def test_a_mask_that_is_exact_costs_nothing_however_large_its_gradient_is() -> None:
