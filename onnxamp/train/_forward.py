@@ -147,7 +147,7 @@ def _ratio(graph: Graph, node: Node) -> float:
 
 
 def _write_dropout(graph: Graph, node: Node, ratio: float, writer: Writer) -> Mask:
-    """Write Where(mask, x / (1 - ratio), 0), and return its mask."""
+    """Write Where(mask, x / (1 - ratio), 0), and return its mask, which the node may output as well."""
     shape = graph.ask(symbolic_shapes)[node.inputs[0]]
     if shape is None or None in shape:
         raise GradientError(
@@ -164,5 +164,7 @@ def _write_dropout(graph: Graph, node: Node, ratio: float, writer: Writer) -> Ma
     scaled = x * (1 / (1 - ratio))
     mask.op("Where", scaled, x.like(0), into=node.proto.output[0])
     writer.nodes[-1].name = node.proto.name
+    if len(node.outputs) > 1 and node.outputs[1] != ABSENT:
+        mask.op("Identity", into=node.proto.output[1])
     writer.replace(node.index)
     return Mask(mask.name, shape, ratio)

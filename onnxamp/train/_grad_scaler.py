@@ -231,20 +231,23 @@ class AmpScaler(MovingLossScaleManager):
         )
 
     def bind(self, network: Any) -> None:
-        """Register the network whose gradients :meth:`step` and the other methods use."""
-        self._networks.add(network)
+        """Register the network whose gradients :meth:`step` and the other methods use.
 
-    def _scales(self, dtype: str) -> bool:
-        """Return whether the loss is scaled; bfloat16 disables a scaler that scales dynamically."""
-        is_wide = dtype in FORMATS and not FORMATS[dtype].is_narrow
-        if is_wide and self.is_use_dynamic_loss_scaling():
+        One whose loss needs no dynamic scale disables the scaler.
+        """
+        if self._enable and network.scale.scaling is None:
             needless = (
                 "bfloat16 has the range of float32 and needs no dynamic loss scale"
             )
             warn([f"{needless}: {type(self).__name__} is disabled."])
             self._enable = False
             self.set_init_loss_scaling(1.0)
-        return self._enable
+        self._networks.add(network)
+
+    def _scales(self, dtype: str) -> bool:
+        """Return whether the loss of a network in this type is scaled; bfloat16 needs no dynamic scale."""
+        is_wide = dtype in FORMATS and not FORMATS[dtype].is_narrow
+        return self._enable and not (is_wide and self._dynamic)
 
     # settings
 

@@ -32,6 +32,7 @@ from onnxamp.debugging._steps import StepWatch
 from onnxamp.train._batches import Batches, Feeds, draw_masks, typed_feeds
 from onnxamp.train._flushed import FlushedGradient, flushed_gradients
 from onnxamp.train._optimizers import Optimizer
+from onnxamp.train._scale_values import checked_small_scale, checked_updates
 from onnxamp.train._scaling import LossScale, LossScaleManager
 from onnxamp.train._sessions import (
     Halves,
@@ -43,12 +44,16 @@ from onnxamp.train._sessions import (
 )
 from onnxamp.train._step import (
     APPLY,
+    BAD,
     DIVISOR,
+    GOOD,
     LOSS,
     NORM,
     OVERFLOW,
     RATE,
     RESULTS,
+    SCALE,
+    UPDATES,
     TrainStep,
 )
 from onnxamp.train._weights import Masters, trained_model, with_arrays
@@ -436,7 +441,8 @@ class TrainNetwork:
         """Continue from a state that :meth:`state` returned, in this network or an equal one.
 
         Raises:
-            ArgumentError: the state belongs to another network.
+            ArgumentError: the state belongs to another network, or holds a scale or counter that none can have; nothing
+                changes.
             ArgumentTypeError: it is no state.
         """
         if not isinstance(state, Mapping):
@@ -456,11 +462,19 @@ class TrainNetwork:
                 )
         try:
             held = {name: np.array(state[name], a.dtype) for name, a in arrays.items()}
-            steps = int(state[STEPS])
-        except (TypeError, ValueError) as error:
+            counts = {
+                name: int(state[name])
+                for name in (STEPS, UPDATES, GOOD, BAD)
+                if name in shapes
+            }
+        except (TypeError, ValueError, OverflowError) as error:
             raise ArgumentError(f"The state holds no numbers: {error}.") from error
+        for name, count in counts.items():
+            checked_updates(f"{name!r} in the state", count)
+        if SCALE in held:
+            checked_small_scale(f"{SCALE!r} in the state", held[SCALE].item())
         # Nothing changes unless all of it can.
-        self.steps = steps
+        self.steps = counts[STEPS]
         self.held.hold(held)
         self._forget()
         self.scale.load(self.held.items)

@@ -206,6 +206,15 @@ def test_a_scaler_that_another_network_disabled_scales_nothing() -> None:
     assert [net.step(feeds()).scale for _ in range(3)] == [1, 1, 1]
 
 
+def test_a_scaler_stays_as_it_is_if_a_network_cannot_be_built() -> None:
+    mine = scaler()
+    wrong = SGD(weights=["nothing"])
+    with pytest.raises(onnxamp.ModelError, match="No weight"):
+        build_train_network(mlp(), wrong, "cross-entropy", "O2", dtype="bfloat16", loss_scale_manager=mine)
+    assert mine.is_enable()
+    assert mine.get_loss_scale() == 1024
+
+
 def test_defaults() -> None:
     mine = GradScaler()
     assert mine.is_enable()

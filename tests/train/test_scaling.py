@@ -193,6 +193,19 @@ def test_a_state_brings_the_scale_of_a_scaler(is_own: bool) -> None:
     assert resumed.scale_value == (2 if is_own else 64)
 
 
+@pytest.mark.parametrize(("name", "value"), [
+    ("scale", np.nan), ("scale", np.inf), ("scale", 0.0), ("good", -1), ("bad", -1), ("updates", -1.0),
+    ("updates", np.inf), ("steps", -1),
+])  # fmt: skip
+def test_a_state_with_an_impossible_scale_or_counter_changes_nothing(name: str, value: float) -> None:
+    net = built(DynamicLossScaleManager(64, scale_window=3))
+    net.step(feeds())
+    state = net.state()
+    with pytest.raises(onnxamp.ArgumentError, match=r"[Tt].* state"):
+        net.load_state({**state, f"train/{name}": np.array(value, state[f"train/{name}"].dtype)})
+    assert {key: array.tobytes() for key, array in net.state().items()} == {k: a.tobytes() for k, a in state.items()}
+
+
 @pytest.mark.slow
 def test_none_turns_scaling_off_and_the_default_asks_the_level() -> None:
     assert repr(FROM_LEVEL) == "FROM_LEVEL"

@@ -639,6 +639,18 @@ def test_dropout_draws_by_seed_and_step() -> None:
     assert len(set(losses(1))) == 3
 
 
+def test_a_mask_of_dropout_can_be_read_and_returned() -> None:
+    model = conv_net(dropout=True)
+    nodes = {node.op_type: node for node in model.graph.node}
+    nodes["Dropout"].output.append("mask")
+    nodes["Gemm"].input[0] = "masked"
+    again = [make("Cast", "mask", "ones", to=TensorProto.FLOAT), make("Mul", "kept ones", "masked")]
+    model.graph.node.extend([*again, model.graph.node.pop()])
+    model.graph.output.append(helper.make_tensor_value_info("mask", TensorProto.BOOL, ["N", 16]))
+    net, plain = (build_train_network(one, SGD(), "cross-entropy", seed=3) for one in (model, conv_net(dropout=True)))
+    assert net.step(IMAGES).loss == plain.step(IMAGES).loss
+
+
 def test_a_broken_save_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     net, path = build_train_network(mlp(), SGD(), "cross-entropy"), tmp_path / "state.safetensors"
     net.save(path)
