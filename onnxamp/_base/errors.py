@@ -283,9 +283,7 @@ def _triples(letters: str) -> frozenset[str]:
 _PACKAGE: Final = str(Path(__file__).parents[1])
 
 
-def warn(
-    messages: Iterable[str], category: type[OnnxAmpWarning] = OptionWarning
-) -> None:
+def warn(messages: Iterable[str], category: type[UserWarning] = OptionWarning) -> None:
     """Issue warnings that point at the line that called onnxamp."""
     level = 1
     frame = sys._getframe()

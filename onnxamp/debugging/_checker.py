@@ -17,8 +17,9 @@ from onnxamp._base.paths import as_path, made_folder
 from onnxamp._base.public import active_within
 from onnxamp._options.doors import door
 from onnxamp._options.lists import is_known, nearest_name
+from onnxamp._options.values import checked_flag
 from onnxamp.debugging._records import ValueRecord
-from onnxamp.debugging._tensors import DebugMode
+from onnxamp.debugging._tensors import DebugMode, checked_mode
 
 
 @door
@@ -67,14 +68,13 @@ class TensorCheckerConfig:
     )
 
     def __post_init__(self) -> None:
-        if not isinstance(self.debug_mode, DebugMode):
-            raise ArgumentError(
-                f"debug_mode must be a DebugMode, not {self.debug_mode!r}."
-            )
+        checked_flag("enable", self.enable)
+        checked_mode(self.debug_mode)
         if not isinstance(self.stack_height_limit, int) or self.stack_height_limit < 0:
             raise ArgumentError(
                 f"stack_height_limit must be 0 or more, not {self.stack_height_limit!r}."
             )
+        checked_flag("scaled_overflows", self.scaled_overflows)
         for name in ("checked_op_list", "skipped_op_list"):
             _check_ops(name, getattr(self, name))
         if self.debug_step is not None:

@@ -1,7 +1,8 @@
 """Comparing two runs value by value, in a table on disk."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from math import isfinite
 from os import PathLike
 from typing import Final
@@ -95,6 +96,10 @@ _HEADS: Final = (
 )
 
 
+_Key = tuple[int, str]
+"""The number of a run and the name of a value."""
+
+
 @door
 def compare_accuracy(
     dump_path: str | PathLike[str],
@@ -149,7 +154,7 @@ def compare_accuracy(
     lowest = min(kinds, key=LOWNESS.__getitem__, default="float32")
     keys = [key for key in one if key in other]
     if dump_all_tensors:
-        keys = [*dict.fromkeys((*one, *other))]
+        keys = _merged(one, other)
     rows = []
     for key in sorted(keys, key=lambda key: key[0]):
         a = one.get(key)
@@ -158,6 +163,21 @@ def compare_accuracy(
         rows.append(AccuracyRow(*key, a, b, tuple(flags)))
     write_table(path, _HEADS, map(_cells, rows))
     return tuple(rows)
+
+
+def _merged(one: Iterable[_Key], other: Iterable[_Key]) -> list[_Key]:
+    """Return the keys of two dumps in the order of execution.
+
+    Those that only the second one has follow the last common one before them.
+    """
+    first = list[_Key]()
+    following: dict[_Key, list[_Key]] = {key: [key] for key in one}
+    place = first
+    for key in other:
+        place = following.get(key, place)
+        if key not in following:
+            place.append(key)
+    return [*first, *chain.from_iterable(following.values())]
 
 
 def _flags(

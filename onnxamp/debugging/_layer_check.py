@@ -1,7 +1,6 @@
 """Checking every layer of a model on samples, once, without a checker."""
 
 import re
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, numpy_helper
 
-from onnxamp._base.errors import ArgumentError, ArgumentTypeError
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError, warn
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._options.doors import door
@@ -19,8 +18,13 @@ from onnxamp._runtime.inputs.samples import SamplesLike, as_samples
 from onnxamp._runtime.piecewise.flow import DataflowGraph, dtype_of
 from onnxamp._runtime.sessions.session import Provider, choose_provider
 from onnxamp.debugging._records import ValueRecord, counted
-from onnxamp.debugging._tensors import DebugMode, NumericsWarning, tensor_stats
-from onnxamp.debugging._watch import RunRecords, Watcher, caller_level
+from onnxamp.debugging._tensors import (
+    DebugMode,
+    NumericsWarning,
+    checked_mode,
+    tensor_stats,
+)
+from onnxamp.debugging._watch import RunRecords, Watcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,8 @@ def check_layer_numerics(
 
     Raises:
         NumericsError: the mode aborts, and there is a NaN or an unintended Inf.
-        ArgumentError: the layer has no node with float outputs, or the samples do not fit the model.
+        ArgumentError: the layer has no node with float outputs, the samples do not fit the model, or ``debug_mode`` is
+            not a DebugMode.
         ArgumentTypeError: an argument has the wrong type.
         ModelError: the model cannot be read.
         RuntimeFailure: the model does not run.
@@ -105,6 +110,7 @@ def check_layer_numerics(
         raise ArgumentTypeError(
             f"layer must be the name of a node, or several names, not {layer!r}."
         )
+    checked_mode(debug_mode)
     opened = Model.of(model)
     samples = as_samples(samples, opened, count=count, seed=seed, dims=dims)
     watcher = Watcher(engine_on(choose_provider(provider), emulates=True).open(opened))
@@ -117,14 +123,15 @@ def check_layer_numerics(
         nodes = {run.nodes[row.tensor] for row in outputs}
         rows = chain.from_iterable(run.sources(output.tensor) for output in outputs)
         sources = {row.tensor: row for row in rows}
-        inputs += [
+        read = [
             row for name, row in sources.items() if run.nodes.get(name) not in nodes
         ]
         if step == 0:  # weights are the same in all runs
-            inputs += _weights(run.flow, nodes)
-        check = LayerCheck(tuple(inputs), tuple(values))
-        if debug_mode is DebugMode.CHECK_NAN_INF_AND_ABORT and check.bad:
-            raise run.error("There is", check.bad[0], 1)
+            read += _weights(run.flow, nodes)
+        inputs += read
+        bad = LayerCheck(tuple(read), tuple(outputs)).bad
+        if debug_mode is DebugMode.CHECK_NAN_INF_AND_ABORT and bad:
+            raise run.error("There is", bad[0], 1)
     alarming = [row for row in (*inputs, *values) if row.concerns(debug_mode)]
     if alarming and debug_mode is not DebugMode.CHECK_ALL:
         what = "NaN or Inf"
@@ -133,8 +140,8 @@ def check_layer_numerics(
         text = (
             f"{what} in {counted(alarming)} of the layer; the first is {alarming[0]}."
         )
-        warnings.warn(text, NumericsWarning, stacklevel=caller_level())
-    return check
+        warn([text], NumericsWarning)
+    return LayerCheck(tuple(inputs), tuple(values))
 
 
 def _outputs(run: RunRecords, names: Iterable[str]) -> list[ValueRecord]:

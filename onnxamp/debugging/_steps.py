@@ -306,16 +306,12 @@ class InferenceSession:
         stats = active_stats()
         if stats is not None:
             stats.add(self._operators)
-        if run_options is not None:
-            return list(
-                self._session.run(output_names or None, dict(input_feed), run_options)
-            )
         wanted = [] if output_names is None else output_names
         if isinstance(wanted, Iterator):
             wanted = list(wanted)
         checked_names("output_names", wanted)
         names = list(wanted) or [item.name for item in self._session.get_outputs()]
-        outputs = run(self._session, _arrays(input_feed), names)
+        outputs = run(self._session, _arrays(input_feed), names, run_options)
         return [outputs[name] for name in names]
 
     def get_inputs(self) -> "list[ort.NodeArg]":

@@ -1,6 +1,5 @@
 """Statistics of a tensor, and the reactions to them."""
 
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -15,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto, numpy_helper
 
-from onnxamp._base.errors import ArgumentError, ArgumentTypeError, NumericsError
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError, NumericsError, warn
 from onnxamp._base.public import active_within
 from onnxamp._facts.dtypes import FLOAT16
 from onnxamp._graph.graph import Graph
@@ -58,6 +57,17 @@ class DebugMode(Enum):
     way to a Softmax."""
     CHECK_ALL = 3
     """Record every float value."""
+
+
+def checked_mode(debug_mode: DebugMode) -> DebugMode:
+    """Return a mode.
+
+    Raises:
+        ArgumentError: it is none, such as a number of Paddle's.
+    """
+    if not isinstance(debug_mode, DebugMode):
+        raise ArgumentError(f"debug_mode must be a DebugMode, not {debug_mode!r}.")
+    return debug_mode
 
 
 class NumericsWarning(UserWarning):
@@ -216,8 +226,7 @@ def check_numerics(
         >>> stats.tolist(), values.tolist()
         ([0, 0, 1], [4.0, -2.0, 0.75])
     """
-    if not isinstance(debug_mode, DebugMode):
-        raise ArgumentError(f"debug_mode must be a DebugMode, not {debug_mode!r}.")
+    checked_mode(debug_mode)
     for what, name in (("op_type", op_type), ("var_name", var_name)):
         if not isinstance(name, str):
             raise ArgumentTypeError(
@@ -225,24 +234,20 @@ def check_numerics(
             )
     array = _as_array(tensor)
     stats = tensor_stats(array)
-    is_wide = array.dtype.itemsize >= 4  # float32 and float64
+    is_wide = array.dtype in (np.float32, np.float64)
     where = f"[op={escaped(op_type)}, tensor={escaped(var_name)}, dtype={array.dtype}], {stats}"
     if not stats.finite:
         text = f"There is NaN or Inf in {where}."
         if debug_mode is DebugMode.CHECK_NAN_INF_AND_ABORT:
             raise NumericsError(text, var_name, op=op_type)
         if debug_mode is not DebugMode.CHECK_ALL:
-            warnings.warn(text, NumericsWarning, stacklevel=_CALLER)
+            warn([text], NumericsWarning)
     elif debug_mode is DebugMode.CHECK_ALL_FOR_OVERFLOW and stats.fp16 and is_wide:
         text = f"In float16 there would be {stats.fp16} in {where}."
-        warnings.warn(text, NumericsWarning, stacklevel=_CALLER)
+        warn([text], NumericsWarning)
     with np.errstate(over="ignore"):  # float64 beyond float32 is infinite there
         values = np.array([stats.max, stats.min, stats.mean]).astype(np.float32)
     return np.array([stats.num_nan, stats.num_inf, stats.num_zero], np.int64), values
-
-
-_CALLER: Final = 3
-"""The stack level of the code that called a function behind a door."""
 
 
 def _as_array(tensor: Any) -> npt.NDArray[Any]:

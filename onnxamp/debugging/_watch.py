@@ -1,7 +1,5 @@
 """Running a model op by op while recording all its floats, or those that the op lists of a checker's config choose."""
 
-import sys
-import warnings
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -10,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from onnxamp._base.errors import NumericsError
+from onnxamp._base.errors import NumericsError, warn
 from onnxamp._facts.ops import op_facts, op_key
 from onnxamp._model.weights import SENTINEL
 from onnxamp._numerics.results import ValueCheck
@@ -72,15 +70,31 @@ class RunRecords(NamedTuple):
         names = _sources(self.flow, self.nodes[tensor], self.records)
         return [self.records[name] for name in names]
 
+    def _before(self, tensor: str) -> list[ValueRecord]:
+        """Return the records of the values that a value depends on, in the order of execution."""
+        names = set[str]()
+        waiting = [tensor]
+        while waiting:
+            name = waiting.pop()
+            if name not in names and name in self.flow.maker:
+                waiting += self.flow.reads[self.flow.maker[name]]
+            names.add(name)
+        names.discard(tensor)
+        return [row for name, row in self.records.items() if name in names]
+
     def error(self, lead: str, bad: ValueRecord, height: int) -> NumericsError:
         """Return the error about a bad value.
 
-        It describes the origin of the value: the first fault, and ``height`` levels of preceding values.
+        It describes the origin of the value: the first NaN or Inf that it depends on, or else the first fault, and
+        ``height`` levels of preceding values.
         """
-        source = next((row for row in self.records.values() if row.fault), None)
+        earlier = self._before(bad.tensor)
+        source = next((row for row in earlier if row.is_bad), None)
+        source = source or next((row for row in earlier if row.fault), None)
         origins = ""
         if bad.inherited and source is not None:
-            origins = f"It started at {source} ({source.fault})."
+            fault = f" ({source.fault})" if source.fault else ""
+            origins = f"It started at {source}{fault}."
         level = [bad]
         seen = {bad.tensor}
         for depth in range(height):
@@ -306,19 +320,4 @@ def _warn(
         told.append(
             f"{counted(wide)} beyond float16; the first ({wide[0].fp16}) is {wide[0]}"
         )
-    for text in told:
-        warnings.warn(
-            f"Run {step}: {text}.{where}", NumericsWarning, stacklevel=caller_level()
-        )
-
-
-def caller_level() -> int:
-    """Return the stack level of the code that called onnxamp, seen from the caller of this function."""
-    frame = sys._getframe(1)
-    level = 1
-    while frame.f_back is not None:
-        if not frame.f_globals["__name__"].startswith("onnxamp."):
-            break
-        frame = frame.f_back
-        level += 1
-    return level
+    warn([f"Run {step}: {text}.{where}" for text in told], NumericsWarning)

@@ -127,8 +127,16 @@ def test_a_tensor_with_nan_aborts_or_warns_as_the_mode_says() -> None:
     for mode in (DebugMode.CHECK_NAN_INF, DebugMode.CHECK_ALL_FOR_OVERFLOW):
         with pytest.warns(NumericsWarning, match="NaN or Inf"):
             assert debugging.check_numerics(bad, "Div", "x", mode)[0].tolist() == [1, 0, 0]
-    with pytest.raises(ArgumentError, match="DebugMode"):
-        debugging.check_numerics(bad, "Div", "x", 0)  # type: ignore[arg-type]
+    for wrong in (0, "abort"):
+        with pytest.raises(ArgumentError, match="DebugMode"):
+            debugging.check_numerics(bad, "Div", "x", wrong)  # type: ignore[arg-type]
+        with pytest.raises(ArgumentError, match="DebugMode"):
+            debugging.check_layer_numerics(parse(SQUARE), "Y", debug_mode=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("error")
+def test_only_floats_could_leave_the_range_of_float16() -> None:
+    assert debugging.check_numerics(np.array([70_000]), "Add", "x", DebugMode.CHECK_ALL_FOR_OVERFLOW)[1][0] == 70_000
 
 
 @pytest.mark.parametrize(
@@ -169,11 +177,14 @@ def test_the_range_of_float16(numbers: list[float], found: str | None) -> None:
         ({"skipped_op_list": [1]}, ArgumentTypeError, "skipped_op_list"),
         ({"checked_op_list": ["Sofmax"]}, ArgumentError, "did you mean 'Softmax'"),
         ({"output_dir": 3}, ArgumentTypeError, "output_dir"),
+        ({"scaled_overflows": "no"}, ArgumentTypeError, "scaled_overflows"),
     ],
 )
 def test_wrong_configurations(arguments: dict, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         TensorCheckerConfig(True, **arguments)
+    with pytest.raises(ArgumentTypeError, match="enable must be a bool"):
+        TensorCheckerConfig("no")  # type: ignore[arg-type]
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
@@ -291,6 +302,20 @@ def test_all_overflows_are_listed_and_the_run_goes_on(low: ModelProto, feeds: di
     assert told[0].filename == __file__
 
 
+def test_warnings_point_at_any_code_that_calls() -> None:
+    feeds, mode = halves(300, 1, 1), DebugMode.CHECK_NAN_INF
+    with pytest.warns(NumericsWarning) as told:
+        debugging.check_layer_numerics(parse(SQUARE), "s", feeds, debug_mode=mode)
+    assert told[0].filename == __file__
+    with pytest.warns(NumericsWarning) as told:
+        debugging.check_numerics(np.array(inf), "Add", "x", mode)
+    assert told[0].filename == __file__
+    given = {"session": InferenceSession(parse(SQUARE)), "feeds": feeds}
+    with tensor_checker(config(mode)), pytest.warns(NumericsWarning) as told:
+        exec("session.run(None, feeds)", given)
+    assert told[0].filename == "<string>"
+
+
 def test_all_statistics_are_dumped() -> None:
     session = InferenceSession(parse(SQUARE))
     with tensor_checker(config()) as checker:
@@ -362,6 +387,30 @@ def test_an_op_that_inherits_is_found_where_its_source_is_not_looked_at(lists: d
         session.run(None, halves(1, 2, 300))
     assert caught.value.op == "Sqrt"
     assert "It started at 's' (Mul" in str(caught.value)
+
+
+def test_a_fault_that_a_value_does_not_depend_on_is_not_its_origin() -> None:
+    model = parse("""(float16[3] a, float[3] x) => (float16[3] b, float[3] y) {
+        k = Constant <value_float = 0.0001> () t = Cast <to = 10> (k) b = Mul (a, t) l = Log (x) n = Neg (l) y = Abs (n)
+    }""")
+    feeds = {"a": np.full(3, 1e-5, np.float16), "x": np.array([-1, 1, 2], np.float32)}
+    with pytest.raises(NumericsError, match=r"Inf in 'n'.* It started at 'l' \(Log.* \(NaN\)"):
+        debugging.check_layer_numerics(model, "y", feeds)
+
+
+def test_options_of_a_run_leave_its_checks() -> None:
+    session, options = InferenceSession(parse(SQUARE)), ort.RunOptions()
+    feeds = halves(1, 2, 4)
+    np.testing.assert_array_equal(session.run(None, feeds, options), session.run(["Y"], feeds))
+    with pytest.raises(ArgumentTypeError, match="output_names must be a list"):
+        session.run("Y", feeds, options)
+    with pytest.raises(ArgumentTypeError, match="input_feed must be a dict"):
+        session.run(None, [1], options)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeFailure, match="'X'"):
+        session.run(None, {}, options)
+    options.terminate = True
+    with pytest.raises(RuntimeFailure, match="terminate"):
+        session.run(None, feeds, options)
 
 
 def test_inputs_that_do_not_fit() -> None:
@@ -612,6 +661,8 @@ def test_dumps_that_agree_have_no_flags(tmp_path: Path, feeds: dict) -> None:
     assert [row.tensor for row in rows if row.flags] == []
     assert {row.result.dtype for row in rows} == {"float16", "float32"}
     everything = debugging.compare_accuracy(one, other, tmp_path / "table.csv", dump_all_tensors=True)
+    places = [row.result.position for row in everything if row.result]
+    assert places == sorted(places)
     lone = {row.op for row in everything if row.reference is None}
     assert "Cast" in lone
     assert len(read_csv(tmp_path / "table.csv")) == len(everything) > len(rows)

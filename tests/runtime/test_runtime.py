@@ -453,7 +453,7 @@ class Failing:
     def get_outputs(self):
         return []
 
-    def run(self, names, feeds):
+    def run(self, names, feeds, options):
         raise RuntimeError(self.said)
 
 

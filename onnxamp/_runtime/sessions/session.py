@@ -315,7 +315,10 @@ def stays_on_device(kind: str) -> bool:
 
 
 def run(
-    session: "ort.InferenceSession", feeds: Feeds, outputs: Sequence[str] | None = None
+    session: "ort.InferenceSession",
+    feeds: Feeds,
+    outputs: Sequence[str] | None = None,
+    options: "ort.RunOptions | None" = None,
 ) -> dict[str, Any]:
     """Run a session. Element types that NumPy lacks are ``ml_dtypes`` arrays.
 
@@ -323,6 +326,7 @@ def run(
         session: made by :func:`make_session`.
         feeds: by input name: arrays for tensors, lists of arrays for sequences.
         outputs: names of the wanted outputs; None for all.
+        options: options of the run itself.
 
     Returns:
         By output name, in the order of ``outputs``: arrays, lists for sequences, dicts for maps, None for optionals
@@ -343,14 +347,15 @@ def run(
                 name: to_value(feed) if is_foreign(feed) else feed
                 for name, feed in arrays.items()
             }
-            return dict(zip(wanted, session.run(wanted, ready), strict=True))
+            results = session.run(wanted, ready, options)
+            return dict(zip(wanted, results, strict=True))
         kinds = {item.name: item.type for item in session.get_inputs()}
         values = {
             name: to_value(feed, kinds.get(name)) for name, feed in arrays.items()
         }
         return {
             name: from_value(value)
-            for name, value in run_values(session, values, wanted).items()
+            for name, value in run_values(session, values, wanted, options).items()
         }
 
 
@@ -358,8 +363,9 @@ def run_values(
     session: "ort.InferenceSession",
     values: "Mapping[str, ort.OrtValue]",
     outputs: Sequence[str],
+    options: "ort.RunOptions | None" = None,
 ) -> "dict[str, ort.OrtValue]":
-    """Run a session on ONNX Runtime's own values; on CUDA the results stay on the device.
+    """Run a session on ONNX Runtime's own values, with options; on CUDA the results stay on the device.
 
     Raises:
         RuntimeFailure: an input is missing or does not fit, or a node failed.
@@ -367,10 +373,10 @@ def run_values(
     with _run_failures(outputs):
         wanted = list(dict.fromkeys(outputs))  # a binding returns each but once
         if session.get_providers()[0] != _CUDA:
-            results = session.run_with_ort_values(wanted, dict(values))
+            results = session.run_with_ort_values(wanted, dict(values), options)
         else:
             binding = _bound(session, values, wanted)
-            session.run_with_iobinding(binding)
+            session.run_with_iobinding(binding, options)
             results = binding.get_outputs()
         return dict(zip(wanted, results, strict=True))
 
