@@ -12,6 +12,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxamp._base.errors import (
     ArgumentError,
+    ArgumentTypeError,
     GradientError,
     OnnxAmpError,
     OpsetError,
@@ -489,6 +490,10 @@ def add_gradients(model: ModelSource, loss: str, wanted: Iterable[str]) -> Gradi
         >>> session.run([found.outputs["x"]], {"x": np.array([1, 2, 3], np.float32)})[0].tolist()
         [2.0, 4.0, 6.0]
     """
+    if not isinstance(loss, str):
+        raise ArgumentTypeError(
+            f"loss must be the name of a value, not {type(loss).__name__}."
+        )
     names = checked_names("wanted", wanted)
     return differentiate(Model.of(model).embedded(), loss, names)
 

@@ -17,6 +17,7 @@ from typing import (
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx.defs import onnx_opset_version
 
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError, nearest, suggestion
@@ -243,6 +244,20 @@ def checked_number(
     if is_huge or not holds(value):
         raise ArgumentError(said)
     return value
+
+
+def checked_array(name: str, given: Any) -> NDArray[Any]:
+    """Return what NumPy makes of an array, a number or lists.
+
+    Raises:
+        ArgumentTypeError: it makes no array of them, such as of rows of different lengths.
+    """
+    try:
+        return np.asarray(given)
+    except (TypeError, ValueError) as error:
+        raise ArgumentTypeError(
+            f"{name} must be an array, or lists of the same length: {str(error).removesuffix('.')}."
+        ) from error
 
 
 def checked_flag(name: str, value: bool) -> bool:

@@ -23,6 +23,7 @@ from onnxamp._graph.view import inline_functions
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.weights import SENTINEL
 from onnxamp._options.doors import door
+from onnxamp._options.values import checked_array
 from onnxamp._runtime.sessions.values import from_value
 from onnxamp.debugging._tables import escaped, write_table
 
@@ -256,7 +257,7 @@ def _as_array(tensor: Any) -> npt.NDArray[Any]:
     elif hasattr(tensor, "data_type") and hasattr(tensor, "numpy"):  # an OrtValue
         array = np.asarray(from_value(tensor))
     else:
-        array = np.asarray(tensor)
+        array = checked_array("tensor", tensor)
     # NumPy marks types that packages register, such as those of ml_dtypes, by a 2.
     if array.dtype.kind not in "biuf" and array.dtype.isbuiltin != 2:
         raise ArgumentTypeError(

@@ -13,7 +13,7 @@ from onnxamp._base.errors import (
     ArgumentTypeError,
 )
 from onnxamp._options.doors import door
-from onnxamp._options.values import WHOLE, checked_number
+from onnxamp._options.values import WHOLE, checked_array, checked_number
 from onnxamp._runtime.sessions.values import check_shape
 from onnxamp.train._forward import Mask
 
@@ -125,13 +125,14 @@ def typed_feeds(
     Raises:
         ArgumentError: an array has the wrong kind (such as floats for integers) or the wrong shape, the number of
             labels differs from the number of samples, or a label is not a class.
+        ArgumentTypeError: NumPy makes no array of what is given.
     """
     typed: dict[str, NDArray[Any]] = {}
     for entry in model.graph.input:
         if entry.name not in feeds:
             continue
         kind = entry.type.tensor_type
-        array = np.asarray(feeds[entry.name])
+        array = checked_array(f"The input {entry.name!r}", feeds[entry.name])
         if classes is not None and entry.name == classes.label:
             array = _without_axis(array, classes.axis, len(kind.shape.dim))
         wanted = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type))

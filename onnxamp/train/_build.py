@@ -1,20 +1,22 @@
 """Building a network in training from a model and options."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import replace
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, Literal
 
 from onnx import ModelProto
 
 from onnxamp._amp import CastWatch, active_cast, literal_options
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError, RuntimeFailure
+from onnxamp._base.words import enumerated
 from onnxamp._facts.dtypes import DtypeLike, dtype_name
 from onnxamp._facts.providers import is_plugin
 from onnxamp._job.api import convert_as
 from onnxamp._model.model import Model
 from onnxamp._options.doors import door
 from onnxamp._options.options import Options
-from onnxamp._options.values import Level
+from onnxamp._options.values import WHOLE, Level, checked_number
 from onnxamp._rewrite.passes.inline import inline
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import engine_on
@@ -127,7 +129,7 @@ def build_train_network(
         True
         >>> trained = net.export()  # the inference model with the new weights
     """
-    _check_arguments(optimizer, unknown)
+    _check_arguments(optimizer, seed, unknown)
     boost_level = boost_level.upper() if isinstance(boost_level, str) else boost_level
     chosen = _place(provider, boost_level)
     decorated = network if isinstance(network, Decorated) else None
@@ -178,7 +180,7 @@ def build_train_network(
         halves=Halves(step, ready, chosen),
         held=_state(step, ready, chosen, boost_level),
         runs_on=runs_on,
-        seed=seed,
+        seed=int(seed),
         cast_watch=CastWatch("network"),
         has_low=not is_exact,
         stored=decorated.stored if decorated else {},
@@ -266,18 +268,24 @@ def _manager(
     return given
 
 
-def _check_arguments(optimizer: object, unknown: Iterable[str]) -> None:
-    """Check that an optimizer is one, and that no keyword is unknown.
+def _check_arguments(optimizer: object, seed: int, unknown: Collection[str]) -> None:
+    """Check that an optimizer is one, and a seed, and that no keyword is unknown.
 
     Raises:
-        ArgumentError: a keyword is unknown.
-        ArgumentTypeError: the optimizer is none of ours.
+        ArgumentError: a keyword is unknown, or the seed is out of range.
+        ArgumentTypeError: the optimizer is none of ours, or the seed is not a whole number.
     """
-    for name in unknown:
+    if unknown:
+        known = [
+            item.name
+            for item in signature(build_train_network).parameters.values()
+            if item.kind is Parameter.KEYWORD_ONLY
+        ]
         raise ArgumentError(
-            f"Unknown keyword {name!r}: known are cast_model_type, keep_batchnorm_fp32,"
-            " loss_scale_manager, dtype, provider and seed."
+            f"Unknown keyword {min(unknown)!r}: known are {enumerated(known)}."
         )
+    what = "a whole number from 0 to 2^63 - 1"
+    checked_number("seed", seed, what, lambda n: 0 <= n < 2**63, WHOLE)
     if not isinstance(optimizer, Optimizer):
         raise ArgumentTypeError(
             f"optimizer must be one from onnxamp.train, not {type(optimizer).__name__}."

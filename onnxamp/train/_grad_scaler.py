@@ -15,7 +15,7 @@ from onnxamp._base.errors import (
 )
 from onnxamp._facts.dtypes import FORMATS
 from onnxamp._options.doors import door
-from onnxamp._options.values import checked_flag
+from onnxamp._options.values import checked_array, checked_flag
 from onnxamp.train._optimizers import Optimizer
 from onnxamp.train._scale_values import (
     SMALLEST,
@@ -383,7 +383,7 @@ class AmpScaler(MovingLossScaleManager):
         given = {
             name: state_dict[name] for name in self.state_dict().keys() - counters
         }
-        stored = np.asarray(state_dict["scale"])
+        stored = checked_array("The scale of a scaler", state_dict["scale"])
         if stored.size != 1 or stored.dtype.kind not in "iuf":
             raise ArgumentError(
                 f"The scale of a scaler must be one number, not {state_dict['scale']!r}."

@@ -356,6 +356,7 @@ def decorate(
         raise ArgumentTypeError(
             f"master_weight must be a bool or None, not {master_weight!r}."
         )
+    master_grad = checked_flag("master_grad", master_grad)
     excluded = _texts(excluded_layers)
     if level == "O2":
         if master_weight is False:
@@ -373,9 +374,7 @@ def decorate(
             # Export stores weights with Casts, which the opset must have.
             if saved in FORMATS:
                 require_opset(source, Options.of("O2", {"dtype": saved}))
-            results.append(
-                Decorated(low, source, name, excluded, saved, bool(master_grad))
-            )
+            results.append(Decorated(low, source, name, excluded, saved, master_grad))
         models = results if several else results[0]
         if unmatched := [text for text in excluded if text not in matched]:
             raise ArgumentError(

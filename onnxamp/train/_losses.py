@@ -17,13 +17,20 @@ from onnxamp._base.errors import (
     ModelError,
     suggestion,
 )
+from onnxamp._base.words import count
 from onnxamp._gradients.writer import Tensor, Writer
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims
 from onnxamp._model.protos import small_model
 from onnxamp._options.doors import door
-from onnxamp._options.values import WHOLE, checked_flag, checked_number, checked_word
+from onnxamp._options.values import (
+    WHOLE,
+    checked_array,
+    checked_flag,
+    checked_number,
+    checked_word,
+)
 from onnxamp._runtime.sessions.session import make_session, run
 from onnxamp.train._batches import LabelClasses, typed_feeds
 
@@ -58,6 +65,9 @@ class Loss:
         picks: whether labels are positions along ``but``; other values are then an error.
         ignored: a label that is not a position, but is allowed.
 
+    Raises:
+        ArgumentTypeError: an argument has the wrong type.
+
     Example:
         >>> from onnxamp.train import Loss
         >>> def mean_absolute_error(output, labels):
@@ -74,6 +84,19 @@ class Loss:
     output: str | None = None
     picks: bool = False
     ignored: int | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise ArgumentTypeError(
+                f"function must be a function of an output and labels, not {type(self.function).__name__}."
+            )
+        checked_flag("picks", self.picks)
+        for name in ("but", "ignored"):
+            number = getattr(self, name)
+            if number is not None:
+                checked_number(
+                    name, number, "a whole number or None", lambda _: True, WHOLE
+                )
 
     def classes(self, output: Dims | None) -> LabelClasses | None:
         """Return the values that labels may have for an output of this shape; None for any."""
@@ -135,7 +158,7 @@ class Loss:
         )
         writer.output(value, None)
         model = writer.finish()
-        feeds = {entry.name: given, self.label: np.asarray(labels)}
+        feeds = {entry.name: given, self.label: labels}
         typed = typed_feeds(model, feeds, self.classes(given.shape))
         result: NDArray[np.float32] = run(make_session(model), typed)[value.name]
         return result
@@ -198,6 +221,7 @@ def CrossEntropyLoss(  # noqa: N802
     """
     checked_flag("soft_label", soft_label)
     checked_flag("use_softmax", use_softmax)
+    checked_number("axis", axis, "a whole number", lambda _: True, WHOLE)
     checked_number(
         "ignore_index", ignore_index, "a whole number", lambda _: True, WHOLE
     )
@@ -318,6 +342,7 @@ def BCEWithLogitsLoss(  # noqa: N802
     def losses(output: Tensor, labels: Tensor) -> Tensor:
         if positive is None:
             return output.op("Softplus") - output * labels
+        _check_factors("pos_weight", positive, output.dims)
         factors = labels * (output.like(positive) - 1.0) + 1.0
         negatives = output * (1.0 - labels)
         return negatives + factors * (-output).op("Softplus")
@@ -341,6 +366,10 @@ def _entropy(
     MindSpore and Paddle agree except for label smoothing, which follows MindSpore.
     """
     table = None if weight is None else _numbers("weight", weight)
+    if table is not None and table.ndim != 1:
+        raise ArgumentError(
+            f"weight must be a list with a factor for each class, not an array of shape {list(table.shape)}."
+        )
 
     def along(output: Tensor, weights: NDArray[np.float32]) -> Tensor:
         """Return the weights, shaped to broadcast along the axis of the classes."""
@@ -354,6 +383,7 @@ def _entropy(
         return losses * (1 - smoothing) - spread * smoothing
 
     def hard(output: Tensor, labels: Tensor) -> Tensor:
+        _check_table(table, output.dims, axis)
         logs = logarithms(output)
         factors = None
         skipped = None
@@ -375,6 +405,7 @@ def _entropy(
         return _averaged(losses, factors, reduction)
 
     def soft(output: Tensor, labels: Tensor) -> Tensor:
+        _check_table(table, output.dims, axis)
         logs = logarithms(output)
         factors = None
         losses = smooth(-(labels * logs).sum([axis], keepdims=False), logs)
@@ -388,6 +419,45 @@ def _entropy(
     if is_soft:
         return Loss(soft)
     return Loss(hard, label_type=_INT64, but=axis, picks=True, ignored=ignored)
+
+
+def _check_table(
+    table: NDArray[np.float32] | None, output: Dims | None, axis: int
+) -> None:
+    """Check that there is a factor for each class along this axis of the output, as far as its shape is known.
+
+    Raises:
+        ArgumentError: there are more or fewer.
+    """
+    rank = len(output or ())
+    if table is None or output is None or not -rank <= axis < rank:
+        return
+    classes = output[axis]
+    if isinstance(classes, int) and classes != table.size:
+        raise ArgumentError(
+            f"weight has {count(table.size, 'factor')}, but the output has {classes} classes: give one for each class."
+        )
+
+
+def _check_factors(
+    what: str, factors: NDArray[np.float32], labels: Dims | None
+) -> None:
+    """Check that factors broadcast to the shape of the labels, as far as it is known.
+
+    Raises:
+        ArgumentError: they do not.
+    """
+    if labels is None:
+        return
+    places = zip(factors.shape[::-1], labels[::-1], strict=False)
+    fits = all(
+        size in (1, place) or not isinstance(place, int) for size, place in places
+    )
+    if factors.ndim > len(labels) or not fits:
+        shape = ", ".join(map(str, labels))
+        raise ArgumentError(
+            f"{what} has the shape {list(factors.shape)}, which does not broadcast to that of the labels, [{shape}]."
+        )
 
 
 def _log_softmax(axis: int) -> Callable[[Tensor], Tensor]:
@@ -427,6 +497,7 @@ def _reducing(
     def function(output: Tensor, labels: Tensor) -> Tensor:
         each = losses(output, labels)
         if factors is not None:
+            _check_factors("weight", factors, output.dims)
             each = each * each.like(factors)
         return _reduced(each, reduction)
 
@@ -439,7 +510,7 @@ def _numbers(what: str, given: ArrayLike) -> NDArray[np.float32]:
     Raises:
         ArgumentTypeError: they are not numbers.
     """
-    array = np.asarray(given)
+    array = checked_array(what, given)
     if array.dtype.kind not in "biuf":
         raise ArgumentTypeError(
             f"{what} must be an array of numbers, not {given!r:.80}."

@@ -23,7 +23,7 @@ from onnxamp._job.api import convert_as
 from onnxamp._model.staging import write_file
 from onnxamp._options.doors import door
 from onnxamp._options.options import Options
-from onnxamp._options.values import WHOLE, checked_flag, checked_number
+from onnxamp._options.values import WHOLE, checked_array, checked_flag, checked_number
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.inputs.samples import SamplesLike, SampleSource, as_samples
 from onnxamp._runtime.sessions.values import from_value, to_value
@@ -455,7 +455,7 @@ class TrainNetwork:
             if (
                 name not in shapes
                 or name not in state
-                or np.shape(state[name]) != shapes[name]
+                or checked_array(repr(name), state[name]).shape != shapes[name]
             ):
                 raise ArgumentError(
                     f"The state is that of another network: {name!r} is missing, unknown or of another shape."

@@ -24,7 +24,13 @@ from onnx import TensorProto
 from onnxamp._base.errors import ArgumentTypeError
 from onnxamp._gradients.writer import Tensor
 from onnxamp._options.doors import door
-from onnxamp._options.values import WHOLE, checked_number, checked_texts, compiled
+from onnxamp._options.values import (
+    WHOLE,
+    checked_flag,
+    checked_number,
+    checked_texts,
+    compiled,
+)
 
 Schedule: TypeAlias = Callable[[int], float]
 """A function that maps the number of a step, counted from 0, to its learning rate."""
@@ -133,9 +139,14 @@ class Optimizer(ABC):
         """Write the new weight and its new slots."""
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of a step, counted from 0."""
-        rate = self.learning_rate
-        return float(rate(step) if callable(rate) else rate)
+        """Return the learning rate of a step, counted from 0.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: a function returned something else.
+        """
+        if callable(self.learning_rate):
+            return _check(f"learning_rate({step})", self.learning_rate(step))
+        return float(self.learning_rate)
 
     def decay_of(self, name: str) -> float:
         """Return the weight decay of a weight."""
@@ -192,6 +203,7 @@ class Momentum(Optimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check("momentum", self.momentum)
+        checked_flag("nesterov", self.nesterov)
 
     slots: ClassVar = ("velocity",)
 
@@ -291,6 +303,7 @@ def _decayed(move: Move) -> Tensor:
     return move.gradient + move.weight * move.decay if move.decay else move.gradient
 
 
-def _check(name: str, value: float) -> None:
+def _check(name: str, value: float) -> float:
     what = "a finite number, 0 or greater"
-    checked_number(name, value, what, lambda n: isfinite(n) and n >= 0)
+    holds = checked_number(name, value, what, lambda n: isfinite(n) and n >= 0)
+    return float(holds)

@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from onnxamp._base.errors import ArgumentTypeError
 from onnxamp._options.doors import door
+from onnxamp._options.values import checked_array
 from onnxamp.train._scale_values import (
     checked_count,
     checked_scale,
@@ -161,7 +162,7 @@ def all_finite(
     """Return whether arrays contain neither NaN nor Inf, like ``mindspore.amp.all_finite``.
 
     Args:
-        inputs: arrays, or a dict of them, such as the ``gradients`` of a step.
+        inputs: an array, several, or a dict of them, such as the ``gradients`` of a step.
         status: the result of :func:`init_status`; not needed.
 
     Raises:
@@ -178,7 +179,9 @@ def all_finite(
             f"inputs must be arrays or a dict of arrays, not {type(inputs).__name__}."
         )
     given = inputs.values() if isinstance(inputs, Mapping) else inputs
-    arrays = [np.asarray(item) for item in given]
+    # An array without axes cannot be iterated.
+    whole = [inputs] if isinstance(inputs, np.ndarray) else given
+    arrays = [checked_array("inputs", item) for item in whole]
     if wrong := [array for array in arrays if not _is_real(array)]:
         raise ArgumentTypeError(
             f"inputs must hold arrays of real numbers, not of {wrong[0].dtype}."

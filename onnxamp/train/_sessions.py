@@ -22,6 +22,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import symbolic_shapes
 from onnxamp._graph.wiring import wire
 from onnxamp._model.protos import copy_without
+from onnxamp._options.values import checked_array
 from onnxamp._runtime.sessions.session import (
     EXACT,
     Provider,
@@ -320,14 +321,14 @@ class StepArrays(MutableMapping[str, NDArray[np.float32]]):
             raise ArgumentError(
                 f"There is no {name!r}: the names are {', '.join(self._values)}."
             )
-        given = np.array(array)
+        given = checked_array(f"The array {name!r}", array)
         shape = self[name].shape
         is_float = np.can_cast(given.dtype, np.float32, "same_kind")
         if given.shape != shape or not is_float:
             raise ArgumentError(
                 f"{name!r} takes floats of shape {shape}, not {given.dtype} of shape {given.shape}."
             )
-        self._values[name] = given.astype(np.float32, copy=False)
+        self._values[name] = given.astype(np.float32)
 
     def __delitem__(self, name: str) -> None:
         raise ArgumentError(

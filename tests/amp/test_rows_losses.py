@@ -390,6 +390,7 @@ def _() -> None:
 @row("`amp.all_finite(inputs, status=None)`")
 def _() -> None:
     assert not amp.all_finite((np.array([np.nan, 1, -np.inf]), np.array([1.0])))
+    assert amp.all_finite(np.array(1.0))
     assert amp.all_finite([np.array([1.0]), np.ones(2, ml_dtypes.bfloat16)], status=amp.init_status())
     net = built("cross-entropy")
     assert [bool(amp.all_finite(net.gradients(batch).gradients)) for batch in (feeds(), LOUD)] == [True, False]

@@ -8,7 +8,7 @@ import pytest
 from gradient_cases import OPSET, Array, Case, central_difference, gradients_of, missing_kernels, one, reference
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from onnxamp._base.errors import ArgumentError, GradientError, OpsetError
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError, GradientError, OpsetError
 from onnxamp._gradients import attention, linear, movement, pointwise, quantized
 from onnxamp._gradients.walk import FORWARD, RULES, differentiate
 from onnxamp._runtime.sessions.session import make_session, run
@@ -432,6 +432,8 @@ def test_wrong_wishes() -> None:
         add_gradients(model, "y", ["x"])
     with pytest.raises(GradientError, match="'t', whose gradient is wanted, is not of a float type"):
         add_gradients(chain(make("Shape", "x", "t"), make("Cast", "t", "y", to=1), TOTAL), "loss", ["t"])
+    with pytest.raises(ArgumentTypeError, match="loss must be the name of a value, not list"):
+        add_gradients(model, ["y"], ["x"])  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="at least one"):
         add_gradients(model, "loss", [])
     with pytest.raises(OpsetError, match="opset 18"):

@@ -98,6 +98,7 @@ def test_training_begins_with_float32_masters() -> None:
     ({"save_dtype": 0.5}, "dtype must be a name"),
     ({"dtype": "float32"}, "Unknown dtype 'float32'"),
     ({"master_weight": False}, "float32 masters"),
+    ({"master_grad": "no"}, "master_grad must be a bool"),
     ({"excluded_layers": ["Conv"]}, "'Conv'"),
     ({"excluded_layers": "("}, "not a regular expression"),
     ({"excluded_layers": [int]}, "must hold strings"),

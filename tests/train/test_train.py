@@ -20,19 +20,25 @@ from onnxamp._graph.types import infer_types
 from onnxamp._graph.view import ABSENT
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.sessions.session import cuda_available, make_session, run
+from onnxamp.debugging import check_numerics
 from onnxamp.train import (
     FROM_LEVEL,
     SGD,
     Adam,
     AdamW,
+    BCELoss,
+    BCEWithLogitsLoss,
+    CrossEntropyLoss,
     DynamicLossScaleManager,
     FixedLossScaleManager,
     FlushedGradient,
     GradScaler,
     Loss,
     Momentum,
+    MSELoss,
     StepResult,
     TrainNetwork,
+    all_finite,
     build_train_network,
 )  # fmt: skip
 from onnxamp.train._losses import LOSSES
@@ -464,6 +470,9 @@ def test_normalizations_in_single_ops_stay_float32_with_their_gradients() -> Non
     ({"keep_batchnorm_fp32": 1}, "must be a bool"),
     ({"loss_scale_manager": 128}, "loss_scale_manager must be"),
     ({"optimizer": SGD(weights=["nothing"])}, "No weight of the model matches"),
+    ({"seed": "a"}, "seed must be a whole number"),
+    ({"seed": 1.5}, "seed must be a whole number"),
+    ({"seed": 1 << 70}, r"seed must be a whole number from 0 to 2\^63 - 1"),
 ])  # fmt: skip
 def test_wrong_wishes(change: dict[str, Any], said: str) -> None:
     wishes: dict[str, Any] = {"optimizer": SGD(), "loss_fn": "cross-entropy", **change}
@@ -474,10 +483,61 @@ def test_wrong_wishes(change: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize("wrong", [
     lambda: SGD(learning_rate=-1), lambda: SGD(accumulate=0), lambda: SGD(clip_norm=0.0), lambda: SGD(weights=["("]),
     lambda: FixedLossScaleManager(0), lambda: DynamicLossScaleManager(scale_factor=1), lambda: GradScaler(decr_ratio=2),
+    lambda: SGD(learning_rate=lambda step: math.nan).rate(0),
 ])  # fmt: skip
 def test_wrong_settings_are_value_errors(wrong: Any) -> None:
     with pytest.raises(ValueError, match=r"must be|regular expression"):
         wrong()
+
+
+@pytest.mark.parametrize("wrong", [
+    lambda: SGD(learning_rate=lambda step: None).rate(0), lambda: Momentum(nesterov="no"), lambda: Loss(3),
+    lambda: Loss(abs, but="a"), lambda: CrossEntropyLoss(axis="1"), lambda: CrossEntropyLoss(axis=1.5),
+])  # fmt: skip
+def test_settings_of_wrong_types_are_type_errors(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="must be") as caught:
+        wrong()
+    assert isinstance(caught.value, onnxamp.OnnxAmpError)
+
+
+def test_a_rate_that_is_none_stops_a_step_before_it_changes_anything() -> None:
+    net = build_train_network(mlp(), SGD(learning_rate=lambda step: math.nan if step else 0.1), "cross-entropy")
+    net.step(feeds())
+    before = net.state()
+    with pytest.raises(onnxamp.ArgumentError, match=r"learning_rate\(1\) must be a finite number"):
+        net.step(feeds())
+    assert same(net.state(), before)
+
+
+RAGGED = [[1.0, 2.0], [3.0]]
+
+
+@pytest.mark.parametrize("wrong", [
+    lambda net: net.step(feeds() | {"x": RAGGED}),
+    lambda net: net.load_state(net.state() | {"w0": RAGGED}),
+    lambda net: net.gradients(feeds()).gradients.update(w0=RAGGED),
+    lambda _: MSELoss()(RAGGED, [1]),
+    lambda _: MSELoss()([[1, 2], [3, 4]], RAGGED),
+    lambda _: CrossEntropyLoss(weight=RAGGED),
+    lambda _: all_finite([RAGGED]),
+    lambda _: GradScaler().load_state_dict(GradScaler().state_dict() | {"scale": RAGGED}),
+    lambda _: check_numerics(RAGGED, "Add", "x"),
+], ids=range(9))  # fmt: skip
+def test_lists_that_are_no_arrays_are_type_errors(wrong: Any) -> None:
+    with pytest.raises(onnxamp.ArgumentTypeError, match="must be an array, or lists of the same length"):
+        wrong(build_train_network(mlp(), SGD(), "cross-entropy"))
+
+
+@pytest.mark.parametrize(("loss", "labels", "said"), [
+    (lambda: CrossEntropyLoss(weight=[[1, 2, 3]]), [1], r"a factor for each class, not an array of shape \[1, 3\]"),
+    (lambda: CrossEntropyLoss(weight=[1, 2, 3, 4]), [1], "weight has 4 factors, but the output has 3 classes"),
+    (lambda: CrossEntropyLoss(weight=[2], soft_label=True), [[0, 1, 0]], "weight has 1 factor, but the output has 3"),
+    (lambda: BCELoss(weight=[[[1, 2, 3]]]), [[0, 1, 0]], r"the shape \[1, 1, 3\], which does not broadcast"),
+    (lambda: BCEWithLogitsLoss(pos_weight=[1, 2]), [[0, 1, 0]], r"pos_weight has the shape \[2\], which does not"),
+])  # fmt: skip
+def test_weights_of_losses_fit_classes_and_labels(loss: Any, labels: Any, said: str) -> None:
+    with pytest.raises(onnxamp.ArgumentError, match=said):
+        loss()([[0.1, 0.2, 0.7]], labels)
 
 
 @pytest.mark.parametrize("boost", ["O0", "O2"])
