@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from onnx import ModelProto, NodeProto
 
-from onnxamp._base.errors import GradientError, ModelError
+from onnxamp._base.errors import ModelError
 from onnxamp._facts.dtypes import FLOAT
 from onnxamp._facts.ops import op_key
 from onnxamp._gradients.quantized import QUANTIZE
@@ -31,19 +31,13 @@ def expanded(model: ModelProto) -> ModelProto:
 
 def _unrolled(model: ModelProto) -> tuple[ModelProto, Graph]:
     """Return a model without its recurrent nodes, but for those that cannot be unrolled, and its graph."""
-    refused = set[tuple[str, ...]]()
-    # One node at a time, because unrolling one makes a new graph; a node that is refused is known by its outputs.
-    while True:
-        graph = Graph.of(model)
-        recurrent = graph.nodes_of(UNROLLED)
-        waiting = (one for one in recurrent if tuple(one.proto.output) not in refused)
-        node = next(waiting, None)
-        if node is None:
-            return model, graph
-        try:
-            model = Pass(graph, [], (), ()).unrolled([node])
-        except GradientError:
-            refused.add(tuple(node.proto.output))
+    graph = Graph.of(model)
+    recurrent = graph.nodes_of(UNROLLED)
+    if not recurrent:
+        return model, graph
+    unrolling = Pass(graph, [], (), ())
+    model = unrolling.unrolled(filter(unrolling.can_unroll, recurrent))
+    return model, Graph.of(model)
 
 
 def _needs_inlining(node: Node) -> bool:

@@ -27,19 +27,17 @@ def unroll(call: Call) -> None:
     """Replace the node with its steps.
 
     Raises:
-        GradientError: the sequence length is unknown, or the node uses an option without a rule: sequence lengths,
-            peepholes, clipping, non-default activations.
+        GradientError: the sequence length is unknown, or the activations are not the default ones.
     """
     layout = call.attribute("layout")
-    directions = call.attribute("direction")
-    count = 2 if directions == "bidirectional" else 1
-    length = _checked_length(call, count)
+    count = _directions(call)
+    length = checked_length(call)
     x = call.x.transpose([1, 0, 2]) if layout else call.x
     pieces = {port: _pieces(call, port, count) for port in (1, 2, 3, 5, 6)}
     rows: list[Tensor] = []
     finals: list[_State] = []
     for index in range(count):
-        backward = directions == "reverse" or index == 1
+        backward = call.attribute("direction") == "reverse" or index == 1
         given = {port: parts[index] for port, parts in pieces.items() if parts}
         steps, final = _run(call, x, given, length, backward=backward)
         rows.append(_stacked(steps).op("Unsqueeze", [1]))
@@ -63,10 +61,19 @@ def _stacked(tensors: Sequence[Tensor]) -> Tensor:
     )
 
 
-def _checked_length(call: Call, directions: int) -> int:
-    """Return the length of the sequences if the node can be unrolled."""
+def _directions(call: Call) -> int:
+    """Return the number of directions in which the node reads the sequences."""
+    return 2 if call.attribute("direction") == "bidirectional" else 1
+
+
+def checked_length(call: Call) -> int:
+    """Return the length of the sequences if the node can be unrolled.
+
+    Raises:
+        GradientError: it is unknown, or the activations are not the default ones.
+    """
     named = [name.decode() for name in call.attribute("activations") or ()]
-    usual = _ACTIVATIONS[call.node.key] * directions
+    usual = _ACTIVATIONS[call.node.key] * _directions(call)
     if named and [name.lower() for name in named[: len(usual)]] != usual:
         raise call.error(
             f"has the activations {', '.join(named)}; only the default ones have a gradient rule"

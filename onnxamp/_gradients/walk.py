@@ -21,7 +21,7 @@ from onnxamp._base.public import no_collections
 from onnxamp._facts.dtypes import FLOAT_ELEMS, elem_of
 from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._gradients import attention, linear, movement, pointwise, quantized
-from onnxamp._gradients.recurrent import UNROLLED, unroll
+from onnxamp._gradients.recurrent import UNROLLED, checked_length, unroll
 from onnxamp._gradients.writer import MIN_OPSET, Call, Forward, Rule, Tensor, Writer
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
@@ -135,6 +135,16 @@ class Pass:
         inputs = tuple(map(self.handle, node.inputs))
         outputs = tuple(map(self.handle, node.outputs))
         return Call(self.writer, node, inputs, outputs, self.known, **more)
+
+    def can_unroll(self, node: Node) -> bool:
+        """Return whether a recurrent node can be written as its steps."""
+        call = self.call(node)
+        try:
+            _check_form(call)
+            checked_length(call)
+        except GradientError:
+            return False
+        return True
 
     def unrolled(self, nodes: Iterable[Node]) -> ModelProto:
         """Return the model with these recurrent nodes unrolled."""

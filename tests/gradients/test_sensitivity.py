@@ -1,10 +1,12 @@
 """What rounding each value costs, by one backward pass: against Jacobians, conversions and other budgets."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from counting import calls
 from graphs.case import add_weights, parse
 from judge_numbers import emulated, run_original
 from onnx import ModelProto
@@ -14,6 +16,7 @@ from repository import ROOT
 from onnxamp import apply_plan, convert_model, diff_models, plan_model, random_samples
 from onnxamp._facts.dtypes import FLOAT16
 from onnxamp._facts.providers import emulated_arithmetic
+from onnxamp._gradients.expansion import expanded
 from onnxamp._gradients.passes import Sensitivities
 from onnxamp._gradients.sensitivity import GradientWalk
 from onnxamp._graph.graph import Graph
@@ -183,6 +186,22 @@ def test_recurrent_nodes_after_one_another_are_all_unrolled() -> None:
     model = add_weights(parse(text, 18), {**weights, "axis": np.array([1])})
     found = measured(model, {"x": RANDOM.standard_normal((5, 2, 4)).astype(np.float32)}).values
     assert all(0 < found[name].costs[0] < 1e-5 for name in names)
+
+
+def test_the_work_for_recurrent_nodes_is_linear_and_those_that_are_refused_stay() -> None:
+    def stacked(count: int) -> ModelProto:
+        clips = {1: ", clip = 1.0"}
+        rows = "".join(
+            f"p{n} = RNN <hidden_size = 4{clips.get(n, '')}> (x{n}, w, w) x{n + 1} = Squeeze (p{n}, axis) "
+            for n in range(count)
+        )
+        model = parse(f"(float[2,2,4] x0) => (float[2,2,4] x{count}) {{ {rows} }}", 18)
+        return add_weights(model, {"w": np.ones((1, 4, 4), np.float32), "axis": np.array([1])})
+
+    kept = [node.output[0] for node in expanded(stacked(4)).graph.node if node.op_type == "RNN"]
+    assert kept == ["p1"]
+    few, many = (calls(partial(expanded, stacked(count))) for count in (8, 32))
+    assert many < 6 * few
 
 
 LOOP = """(float[4,8] x, int64 count) => (float[4,8] y, float[turns,4,8] steps) {
