@@ -7,7 +7,7 @@ Types are written as in ONNX schemas and kernel registries: ``"tensor(float)"``,
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from math import floor, log2
+from math import floor, inf, log2
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -372,3 +372,17 @@ class Grid(NamedTuple):
 def grids() -> Mapping[str, Grid]:
     """Return the grids by the name of their type."""
     return {name: Grid(**row) for name, row in read_table("grids").items()}
+
+
+def ends(name: str) -> tuple[float, float]:
+    """Return the first and the last number of a quantized type, between which nothing is saturated.
+
+    Signed integers end at the last number of either sign. Other types have no ends.
+    """
+    grid = grids().get(name)
+    if grid is None:
+        return -inf, inf
+    if name.startswith("uint"):
+        return 0.0, grid.end
+    last = grid.end - 1 if name.startswith("int") else grid.end
+    return -last, last

@@ -20,9 +20,9 @@ _PAST: Final = (3, 4)
 _LENGTHS: Final = 5
 _ANGLES: Final = 7
 """Positions of inputs of GroupQueryAttention: the old cache, tokens less one, and tables of angles."""
-_BIAS = 3
-_PADDING = 4
-_SCORES = 5
+_BIAS: Final = 3
+_PADDING: Final = 4
+_SCORES: Final = 5
 _OLD: Final = (6, 7)
 """Those of MultiHeadAttention: biases, mask, addends of scores, and the old cache."""
 

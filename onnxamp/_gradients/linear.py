@@ -181,7 +181,7 @@ class KernelWindow(NamedTuple):
         return [*self.before, *self.after]
 
     @property
-    def steps(self) -> dict[str, Any]:
+    def attributes(self) -> dict[str, Any]:
         """Attributes of a convolution that slides like this window."""
         return {
             "kernel_shape": self.kernel,
@@ -272,7 +272,7 @@ def _spread(
     Asymmetric padding would move ConvTranspose to the CPU, and without padding the result is correct for all input
     sizes. Elements at the end that the strides skipped become zeros.
     """
-    dx = dy.op("ConvTranspose", weight, group=group, **window.steps)
+    dx = dy.op("ConvTranspose", weight, group=group, **window.attributes)
     skipped = [
         max(s - 1 - after, 0)
         for s, after in zip(window.strides, window.after, strict=True)
@@ -350,7 +350,9 @@ def _conv_transpose(call: Call) -> Grads:
         )
 
     return [
-        lambda: dy.op("Conv", weight, group=group, pads=window.pads, **window.steps),
+        lambda: dy.op(
+            "Conv", weight, group=group, pads=window.pads, **window.attributes
+        ),
         lambda: _weight_gradient(dy, x, window, group),
         lambda: _bias_gradient(dy, window),
     ]

@@ -4,7 +4,6 @@ from functools import partial
 from math import prod
 from typing import Final
 
-import numpy as np
 from onnx import TensorProto
 
 from onnxamp._gradients.walk import finite
@@ -44,9 +43,7 @@ def _moved(call: Call, position: int, x: Tensor) -> Tensor:
     and undefined elements of an output do not count.
     """
     writer = call.writer
-    zero = writer.constant(np.asarray(0, np.int64))
-    one = writer.constant(np.asarray(1, np.int64))
-    places = zero.op("Range", x.op("Size"), one).cast(TensorProto.FLOAT) * _SCATTER
+    places = writer.count(x.op("Size")).cast(TensorProto.FLOAT) * _SCATTER
     step = (x.op("Abs") < SENTINEL).where(x * _STEP, 0.0)
     signs = x
     energy = x.like(0.0)

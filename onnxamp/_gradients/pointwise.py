@@ -27,6 +27,8 @@ from onnxamp._gradients.writer import (
 
 SCALED: Final = "scaled"
 """Suffix of a batch normalization's label in the names of the nodes that scale and shift its normalized value."""
+RUNNING: Final = "running"
+"""Suffix for its running statistics and the nodes that compute them."""
 SKIPPED: Final = frozenset(
     {
         "com.microsoft::SkipLayerNormalization",
@@ -34,8 +36,6 @@ SKIPPED: Final = frozenset(
     }
 )
 """Normalizations of a sum, which is the fourth output."""
-RUNNING: Final = "running"
-"""Suffix for its running statistics and the nodes that compute them."""
 
 
 def _normalized(

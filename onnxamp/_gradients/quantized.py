@@ -5,11 +5,12 @@ Integers have gradients in float32, as if they were not rounded: the effect of a
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import isinf
 from typing import Final
 
 from onnx import TensorProto
 
-from onnxamp._facts.dtypes import ELEM_NAMES, grids
+from onnxamp._facts.dtypes import ELEM_NAMES, ends
 from onnxamp._facts.ops import attribute_of, op_facts
 from onnxamp._gradients import linear
 from onnxamp._gradients.writer import Call, Grads, Rule, Tensor
@@ -50,15 +51,11 @@ def _dequantize(call: Call) -> Grads:
 
 def _inside(y: Tensor, dy: Tensor) -> Tensor:
     """Return ``dy`` with zeros where an integer is the first or the last one of its grid."""
-    name = ELEM_NAMES[y.elem]
-    grid = grids().get(name)
-    number = y.cast(TensorProto.FLOAT)
-    if grid is None:
+    first, last = ends(ELEM_NAMES[y.elem])
+    if isinf(last):
         return dy
-    if name.startswith("uint"):
-        return (number > 0).op("And", number < grid.end).where(dy, 0)
-    last = grid.end - 1 if name.startswith("int") else grid.end
-    return (number.op("Abs") < last).where(dy, 0)
+    number = y.cast(TensorProto.FLOAT)
+    return (number > first).op("And", number < last).where(dy, 0)
 
 
 def _along(call: Call) -> Tensor:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import ModelProto, NodeProto, helper
 
-from onnxamp._facts.dtypes import Format, grids
+from onnxamp._facts.dtypes import Format, ends
 from onnxamp._facts.ops import attribute_of, is_exact, op_facts, op_key
 from onnxamp._gradients.quantized import QUANTIZE
 from onnxamp._gradients.walk import ROUNDS
@@ -229,11 +229,6 @@ def _squared_error(exact: Floats, other: Floats) -> float:
 
 def _inside(y: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Return which integers are neither the first nor the last of their grid."""
-    name = y.dtype.name
-    grid = grids().get(name)
+    first, last = ends(y.dtype.name)
     numbers = y.astype(np.float64)
-    if grid is None:
-        return np.ones((), bool)
-    if name.startswith("uint"):
-        return (numbers > 0) & (numbers < grid.end)
-    return np.abs(numbers) < (grid.end - 1 if name.startswith("int") else grid.end)
+    return (first < numbers) & (numbers < last)

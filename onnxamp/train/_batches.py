@@ -177,9 +177,9 @@ def _check_labels(feeds: Feeds, classes: LabelClasses) -> None:
         is_wrong &= labels != classes.ignored
     wrong = labels[is_wrong]
     if wrong.size:
-        least = "0 or more" if count is None else f"classes from 0 to {count - 1}"
+        allowed = "0 or more" if count is None else f"classes from 0 to {count - 1}"
         raise ArgumentError(
-            f"The labels {label!r} must be {least}, but {wrong.size} of {labels.size} are not, such as"
+            f"The labels {label!r} must be {allowed}, but {wrong.size} of {labels.size} are not, such as"
             f" {wrong[0]}: correct them, or leave these samples out."
         )
 

@@ -22,7 +22,7 @@ from onnxamp._model.model import Model
 from onnxamp._options.options import DECIDED_LOW, LOSS_SCALED, Options, Rule
 from onnxamp.train._step import OWN
 
-NORMALISATIONS: Final = frozenset(read_table("training")["normalizations"])
+NORMALIZATIONS: Final = frozenset(read_table("training")["normalizations"])
 COMPARED: Final = frozenset(read_table("training")["compared"])
 """Ops whose gradient compares their result with their inputs."""
 COMPARISON: Final = "Equal"
@@ -137,7 +137,7 @@ def _opinion(owner: Node, node: Node, decided: Decided) -> str | None:
     is_result = not set(node.proto.output).isdisjoint(owner.proto.output)
     if not low or is_result:
         return _answer(low)
-    if owner.key in NORMALISATIONS:
+    if owner.key in NORMALIZATIONS:
         is_scaled = node.label.startswith(f"{owner.label}/{SCALED}/")
         return DECIDED_LOW if is_scaled else None
     # The body of a function may hold what only the kernel of the op can compute in low precision.

@@ -44,7 +44,7 @@ from onnxamp._options.values import Level, checked_flag, checked_names, compiled
 from onnxamp.train._decided import (
     COMPARED,
     COMPARISON,
-    NORMALISATIONS,
+    NORMALIZATIONS,
     Decided,
     Decisions,
     decide_forward,
@@ -103,7 +103,7 @@ class Precision:
             return Decisions(given | fixed)
         options = self.forward
         if self._lowers_norms():
-            lists = options.preset.without_black(NORMALISATIONS)
+            lists = options.preset.without_black(NORMALIZATIONS)
             options = replace(options, lists=lists)
         return decide_forward(
             model, replace(options, rule=_first(fixed, options.rule))
@@ -123,7 +123,7 @@ class Precision:
         fixed = dict.fromkeys(excluded, False)
         listed = self.forward.user_white
         norms = (
-            node for node in graph.nodes_of(NORMALISATIONS) if node.key not in listed
+            node for node in graph.nodes_of(NORMALIZATIONS) if node.key not in listed
         )
         if self.norms is Norms.KEPT:
             kept = (node.first_output for node in norms)
@@ -392,7 +392,7 @@ def decorating_rule(excludes: "Excluder", matched: set[str] | None = None) -> Ru
         found = excludes(node)
         if matched is not None:
             matched.update(found)
-        return "high" if found or op_key(node) in NORMALISATIONS else None
+        return "high" if found or op_key(node) in NORMALIZATIONS else None
 
     return rule
 

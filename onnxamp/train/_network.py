@@ -165,7 +165,13 @@ class TrainNetwork:
             outputs = self._watched(check, arrays, scale)
             self.held.keep(outputs)
             results = {name: from_value(outputs[name]) for name in RESULTS}
-        return self._advance(loss_of(results[LOSS]), scale, results, moves_scale=True)
+        return self._advance(
+            loss_of(results[LOSS]),
+            scale,
+            results,
+            is_due=self._is_due(),
+            moves_scale=True,
+        )
 
     def __call__(self, *arrays: Any) -> StepResult:
         """Make one training step: :meth:`step` with arrays in the order of the model's inputs, labels last.
@@ -263,7 +269,11 @@ class TrainNetwork:
         self.held.keep(outputs)
         results = {name: from_value(outputs[name]) for name in (OVERFLOW, NORM)}
         result = self._advance(
-            first.loss, first.loss_scale, results, moves_scale=moves_scale
+            first.loss,
+            first.loss_scale,
+            results,
+            is_due=is_due,
+            moves_scale=moves_scale,
         )
         return result, is_due
 
@@ -287,11 +297,11 @@ class TrainNetwork:
         scale: float,
         results: Feeds,
         *,
+        is_due: bool,
         moves_scale: bool,
     ) -> StepResult:
-        """Count a step, and return its result."""
+        """Count a step, and return its result; ``is_due`` is whether it was to update the weights."""
         result = StepResult(loss, bool(results[OVERFLOW]), scale, float(results[NORM]))
-        is_due = self._is_due()  # before the step counts
         self.steps += 1
         self._forget()
         if moves_scale:
@@ -308,14 +318,11 @@ class TrainNetwork:
         """Return whether the next step updates the weights; without accumulation, every step does."""
         return (self.steps + 1) % self.optimizer.accumulate == 0
 
-    def _has_low(self) -> bool:
-        return self.has_low
-
     def _inputs(
         self, feeds: Mapping[str, Any]
     ) -> tuple[dict[str, NDArray[Any]], float]:
         """Return all inputs of a step except the state, and its loss scale."""
-        self.cast_watch.check(self._has_low)
+        self.cast_watch.check(lambda: self.has_low)
         names = ", ".join(self.plan.data)
         if not isinstance(feeds, Mapping):
             raise ArgumentTypeError(

@@ -421,7 +421,7 @@ class Halves:
     def unscaled(self, first: StepGradients) -> StepArrays:
         """Return the gradients, divided by their scale."""
         wanted = [f"{UNSCALED}{name}" for name in self.step.gradients]
-        outputs = self._run("unscale", {}, wanted, self._met(first))
+        outputs = self._run("unscale", {}, wanted, self._fed(first))
         return StepArrays(
             dict(zip(self.step.gradients, outputs.values(), strict=True))
         )
@@ -429,9 +429,9 @@ class Halves:
     def update(self, values: Values, first: StepGradients) -> Values:
         """Return whether a gradient overflows, the norm of the gradients, and the successors of the state."""
         wanted = [OVERFLOW, NORM, *self.step.successors.values()]
-        return self._run("update", values, wanted, self._met(first))
+        return self._run("update", values, wanted, self._fed(first))
 
-    def _met(self, first: StepGradients) -> Values:
+    def _fed(self, first: StepGradients) -> Values:
         """Return the inputs of a half step that the whole step computes itself."""
         gradients = first.gradients.values_for(self.step.gradients)
         statistics = first.statistics.values_for(self.step.statistics)
@@ -439,14 +439,14 @@ class Halves:
         return gradients | statistics | {DIVISOR: divisor}
 
     def _run(
-        self, half: str, values: Values, wanted: Sequence[str], met: Values
+        self, half: str, values: Values, wanted: Sequence[str], fed: Values
     ) -> Values:
         if half not in self._sessions:
-            shapes = {name: value.shape() for name, value in met.items()}
+            shapes = {name: value.shape() for name, value in fed.items()}
             model = part_of(self.model, shapes, wanted)
             self._sessions[half] = make_session(model, self.provider)
         session = self._sessions[half]
-        given = values | met
+        given = values | fed
         # A half needs only some of the inputs, and ONNX Runtime refuses others.
         feeds = {entry.name: given[entry.name] for entry in session.get_inputs()}
         return run_values(session, feeds, wanted)

@@ -52,7 +52,10 @@ OWN: Final = "train"
 RATE = "train/rate"
 APPLY = "train/apply"
 UPDATES = "train/updates"
-SCALE, GOOD, BAD = SCALE_STATE = "train/scale", "train/good", "train/bad"
+SCALE = "train/scale"
+GOOD = "train/good"
+BAD = "train/bad"
+SCALE_STATE: Final = (SCALE, GOOD, BAD)
 """The fields of :class:`onnxamp.train._scaling.ScaleState` as inputs of the graph."""
 DIVISOR = "train/divisor"
 FACTORS = "train/factors"
@@ -153,12 +156,12 @@ def build_step(
     writer = Writer(GraphEditor(Graph.of(differentiated.model)), "train/update")
     del writer.editor.model.graph.output[:]
     update = _Update(writer, optimizer, scaling, judged.dims, state)
-    met = update.write(differentiated.outputs, forward.statistics)
+    gradients = update.write(differentiated.outputs, forward.statistics)
     return TrainStep(
         model=writer.finish(),
         state=state,
         successors={name: f"{NEXT}{name}" for name in update.successors},
-        gradients=met,
+        gradients=gradients,
         statistics={name: f"{STATISTIC}{name}" for name in forward.statistics},
         data=data,
         masks=forward.masks,
@@ -266,13 +269,13 @@ class _Update:
             divisor = self.writer.input(DIVISOR, _FLOAT)
         else:
             divisor = self.writer.input(SCALE, _FLOAT).op("Identity", into=DIVISOR)
-        met = {
-            name: self._met(output, GRADIENT, name)
+        scaled = {
+            name: self._at_boundary(output, GRADIENT, name)
             for name, output in gradients.items()
         }
         unscaled = {
             name: gradient.op("Div", divisor, into=f"{UNSCALED}{name}")
-            for name, gradient in met.items()
+            for name, gradient in scaled.items()
         }
         apply = None
         if self.optimizer.accumulate > 1:
@@ -289,7 +292,7 @@ class _Update:
             self._move(name, clipped, shared, happens)
         skips = self.scaling is not None and self.scaling.skips
         for name, output in statistics.items():
-            new = self._met(output, STATISTIC, name)
+            new = self._at_boundary(output, STATISTIC, name)
             old = self._keep(name, self.state[name])
             self.successors[name] = overflow.where(old, new) if skips else new
         self._replace(updates, following, happens)
@@ -301,9 +304,9 @@ class _Update:
         for name, new in self.successors.items():
             shape = self.state[name].shape if name in self.state else ()
             self.writer.output(new.op("Identity", into=f"{NEXT}{name}"), shape)
-        return {name: gradient.name for name, gradient in met.items()}
+        return {name: gradient.name for name, gradient in scaled.items()}
 
-    def _met(self, output: str, where: str, name: str) -> Tensor:
+    def _at_boundary(self, output: str, where: str, name: str) -> Tensor:
         """Return a value at the boundary of the halves."""
         return Tensor(self.writer, output, _FLOAT).op(
             "Identity", into=f"{where}{name}"
@@ -393,9 +396,8 @@ class _Update:
         ``shrink_every``.
         """
         kinds = zip(SCALE_STATE, (_FLOAT, _INT64, _INT64), strict=True)
-        state = scale, good, bad = [
-            self.writer.input(name, kind) for name, kind in kinds
-        ]
+        state = [self.writer.input(name, kind) for name, kind in kinds]
+        scale, good, bad = state
         factors = self.writer.input(FACTORS, _FLOAT, (3,))
         windows = self.writer.input(WINDOWS, _INT64, (2,))
         first = self.writer.ints(0)
