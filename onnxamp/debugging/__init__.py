@@ -31,17 +31,19 @@ from onnxamp.debugging._checker import (
 )
 from onnxamp.debugging._compare import AccuracyRow, compare_accuracy, compare_models
 from onnxamp.debugging._layer_check import LayerCheck, check_layer_numerics
-from onnxamp.debugging._records import ValueRecord, read_dump
-from onnxamp.debugging._steps import InferenceSession
-from onnxamp.debugging._tensors import (
-    DebugMode,
-    NumericsWarning,
+from onnxamp.debugging._operators import (
     OperatorStats,
-    TensorStats,
-    check_numerics,
     collect_operator_stats,
     disable_operator_stats_collection,
     enable_operator_stats_collection,
+)
+from onnxamp.debugging._records import ValueRecord, read_dump
+from onnxamp.debugging._session import InferenceSession
+from onnxamp.debugging._tensors import (
+    DebugMode,
+    NumericsWarning,
+    TensorStats,
+    check_numerics,
 )
 
 __all__ = [
