@@ -12,7 +12,6 @@ from onnx import (
     ModelProto,
     NodeProto,
     TensorProto,
-    TensorShapeProto,
     TypeProto,
     helper,
 )
@@ -95,12 +94,17 @@ def sized_shapes(
     return shapes
 
 
-def read_dims(view: View, skeleton: ModelProto) -> Sequence[Dims | None]:
+def read_dims(view: View, skeleton: ModelProto) -> list[Dims | None]:
     """Return the dimensions by value index, as :func:`with_shapes` has inferred them; None for an unknown rank."""
+    return _dims_in(view, scope_graphs(view, skeleton))
+
+
+def _dims_in(view: View, graphs: Sequence[GraphProto]) -> list[Dims | None]:
+    """Return the dimensions by value index that the graphs of the first scopes declare; None for all others."""
     shapes: list[Dims | None] = [None] * (len(view.values) + 1)
     read: dict[bytes, Dims | None] = {}
     """Declarations that were read already: a model repeats few."""
-    for scope, graph in zip(view.scopes, scope_graphs(view, skeleton), strict=True):
+    for scope, graph in zip(view.scopes, graphs, strict=False):
         for entry in (*graph.value_info, *graph.output, *graph.input):
             value = scope.names.get(entry.name)
             if value is not None:
@@ -177,7 +181,7 @@ def symbolic_shapes(
         del skeleton.graph.node[:]
         skeleton.graph.node.extend(kept)
         skeleton.graph.initializer.extend(known.values())
-    return _read_symbolic(view, _inferred(skeleton), known or {})
+    return _dims_in(view, [_inferred(skeleton).graph])
 
 
 def named_shapes(
@@ -197,18 +201,7 @@ def named_shapes(
     _fix(skeleton.graph, dims)
     names = {dim for dim in chain.from_iterable(dims.values()) if isinstance(dim, str)}
     _forget_own_names(scope_graphs(view, skeleton)[1:], names)
-    inferred = _inferred(skeleton)
-    shapes = _read_symbolic(view, inferred, {})
-    graphs = scope_graphs(view, inferred)
-    for scope, graph in zip(view.scopes[1:], graphs[1:], strict=True):
-        for entry in (*graph.value_info, *graph.output, *graph.input):
-            kind = entry.type.tensor_type
-            value = scope.names.get(entry.name)
-            if value is not None and kind.HasField("shape"):
-                shapes[value] = _dims_of(kind.shape)
-        for tensor in graph.initializer:
-            shapes[scope.names[tensor.name]] = tuple(tensor.dims)
-    return shapes
+    return read_dims(view, _inferred(skeleton))
 
 
 def _forget_own_names(bodies: Sequence[GraphProto], names: Container[str]) -> None:
@@ -219,33 +212,6 @@ def _forget_own_names(bodies: Sequence[GraphProto], names: Container[str]) -> No
                 for dim in entry.type.tensor_type.shape.dim:
                     if dim.dim_param and dim.dim_param not in names:
                         dim.ClearField("dim_param")
-
-
-def _dims_of(shape: TensorShapeProto) -> Dims:
-    """Return the sizes and names of dimensions; None for those that have neither."""
-    return tuple(
-        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
-        for dim in shape.dim
-    )
-
-
-def _read_symbolic(
-    view: View, skeleton: ModelProto, known: Mapping[str, TensorProto]
-) -> list[Dims | None]:
-    """Return the shapes of the main graph's values in a skeleton, with the names of dimensions."""
-    shapes: list[Dims | None] = [None] * (len(view.values) + 1)
-    names = view.scopes[0].names
-    for entry in (
-        *skeleton.graph.value_info,
-        *skeleton.graph.output,
-        *skeleton.graph.input,
-    ):
-        kind = entry.type.tensor_type
-        if entry.name in names and kind.HasField("shape"):
-            shapes[names[entry.name]] = _dims_of(kind.shape)
-    for tensor in (*view.model.graph.initializer, *known.values()):
-        shapes[names[tensor.name]] = tuple(tensor.dims)
-    return shapes
 
 
 def _inferred(skeleton: ModelProto) -> ModelProto:
