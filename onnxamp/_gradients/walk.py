@@ -103,7 +103,7 @@ class Pass:
         self.moved = moved
         self.rules = rules
         self.writer = Writer(GraphEditor(graph), lacks=lacks)
-        self.dims = graph.ask(symbolic_shapes)
+        self.dims = graph.dims
         self.known = _constants(graph, self.dims)
         """Small constants by name."""
         self.addends: dict[int, list[Tensor]] = {}

@@ -416,7 +416,7 @@ class Graph(View, Asked):
 
     def shapes_at(self, dims: Mapping[str, int]) -> Sequence[Shape | None]:
         """Return the shapes for these sizes of named dimensions."""
-        return sized_shapes(self, self._dims, dims)
+        return sized_shapes(self, self.dims, dims)
 
     def shapes_of(self, given: Mapping[str, Sequence[int]]) -> Sequence[Shape | None]:
         """Return the shapes for inputs of these shapes."""
@@ -425,10 +425,10 @@ class Graph(View, Asked):
         return read_shapes(self, with_shapes(self, self.types, given))
 
     @cached_property
-    def _dims(self) -> Sequence[Dims | None]:
-        """Dimensions by value index. They are read from a model with inferred shapes, which is too large to keep."""
+    def dims(self) -> Sequence[Dims | None]:
+        """Dimensions by value index, open ones by name: read from a model with inferred shapes, which is not kept."""
         before = self.before
-        known = before and self._was and same_dims(self, self._was, before._dims)
+        known = before and self._was and same_dims(self, self._was, before.dims)
         known = known or static_dims(self, self.types)
         return known or read_dims(self, with_shapes(self, self.types))
 

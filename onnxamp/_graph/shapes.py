@@ -163,31 +163,28 @@ def carried_shapes(
 
 
 def symbolic_shapes(
-    view: View, known: Mapping[str, TensorProto] | None = None
+    view: View, known: Mapping[str, TensorProto]
 ) -> Sequence[Dims | None]:
-    """Return shapes of the main graph's values, where named dimensions stay names and computed shapes are followed.
+    """Return the dimensions of the main graph's values, if the elements of some values are known.
 
     Args:
         view: the model.
         known: name -> value of the main graph whose elements are known; its producer is ignored.
     """
     skeleton = _skeleton(view)
-    if known:
-        kept = [
-            node
-            for node in skeleton.graph.node
-            if known.keys().isdisjoint(node.output)
-        ]
-        del skeleton.graph.node[:]
-        skeleton.graph.node.extend(kept)
-        skeleton.graph.initializer.extend(known.values())
+    kept = [
+        node for node in skeleton.graph.node if known.keys().isdisjoint(node.output)
+    ]
+    del skeleton.graph.node[:]
+    skeleton.graph.node.extend(kept)
+    skeleton.graph.initializer.extend(known.values())
     return _dims_in(view, [_inferred(skeleton).graph])
 
 
 def named_shapes(
     view: View, types: Sequence[str | None], dims: Mapping[str, Sequence[int | str]]
 ) -> Sequence[Dims | None]:
-    """Return shapes as :func:`symbolic_shapes` does, for these dimensions of inputs, also for values in bodies.
+    """Return the dimensions by value index, for these dimensions of inputs.
 
     Declarations of other values in the main graph are ignored.
 

@@ -15,7 +15,7 @@ from onnxamp._gradients.pointwise import RUNNING
 from onnxamp._gradients.writer import MIN_OPSET, Tensor, Writer
 from onnxamp._graph.editor import GraphEditor, NewNames, set_attribute
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.shapes import Dims, symbolic_shapes
+from onnxamp._graph.shapes import Dims
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._model.protos import all_nodes, copied
 from onnxamp._rewrite.passes.freeze import without_inputs
@@ -148,7 +148,7 @@ def _ratio(graph: Graph, node: Node) -> float:
 
 def _write_dropout(graph: Graph, node: Node, ratio: float, writer: Writer) -> Mask:
     """Write Where(mask, x / (1 - ratio), 0), and return its mask, which the node may output as well."""
-    shape = graph.ask(symbolic_shapes)[node.inputs[0]]
+    shape = graph.dims[node.inputs[0]]
     if shape is None or None in shape:
         raise GradientError(
             f"The shape of the mask of {node.label!r} (Dropout) is unknown: {shape}."

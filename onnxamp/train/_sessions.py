@@ -19,7 +19,6 @@ from onnx import ModelProto, TensorProto, helper
 from onnxamp._base.errors import ArgumentError, CallOrderError, RuntimeFailure
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.shapes import symbolic_shapes
 from onnxamp._graph.wiring import wire
 from onnxamp._model.protos import copy_without
 from onnxamp._options.values import checked_array
@@ -198,7 +197,7 @@ def _loss_buffer(model: ModelProto) -> NDArray[np.float32]:
     if not declared:
         return np.zeros((), np.float32)
     graph = Graph.of(model)
-    dims = graph.ask(symbolic_shapes)[graph.scopes[0].names[LOSS]] or (None,)
+    dims = graph.dims[graph.scopes[0].names[LOSS]] or (None,)
     if not all(isinstance(dim, int) for dim in dims):
         raise RuntimeFailure(
             "The shape of the loss is unknown. The step may run at O1: boost_level O1 needs no buffers."
@@ -221,7 +220,7 @@ def with_shapes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> Model
             )
     graph = Graph.of(shaped)
     editor = GraphEditor(graph, shaped)
-    dims = graph.ask(symbolic_shapes)
+    dims = graph.dims
     for node in graph.nodes_of(["Size"]):
         shape = dims[node.inputs[0]]
         known = [dim for dim in shape or () if isinstance(dim, int)]

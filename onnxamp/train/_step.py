@@ -35,7 +35,7 @@ from onnxamp._gradients.walk import differentiate
 from onnxamp._gradients.writer import Tensor, Writer
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.shapes import Dims, symbolic_shapes
+from onnxamp._graph.shapes import Dims
 from onnxamp.train._batches import LabelClasses
 from onnxamp.train._forward import Mask, TrainingModel
 from onnxamp.train._losses import Loss
@@ -188,7 +188,7 @@ def _with_loss(graph: Graph, loss: Loss | None, *, scaled: bool) -> _Judged:
     output = _judged_output(graph, loss)
     name = graph.values[output].name
     elem = elem_of(graph.types[output])
-    dims = graph.ask(symbolic_shapes)[output]
+    dims = graph.dims[output]
     classes = None
     writer = Writer(GraphEditor(graph), "train/loss")
     value = Tensor(writer, name, elem).cast(_FLOAT)
@@ -204,7 +204,7 @@ def _with_loss(graph: Graph, loss: Loss | None, *, scaled: bool) -> _Judged:
         value = loss.write(replace(value, dims=dims), labels)
         graph = Graph.of(writer.finish())
         writer = Writer(GraphEditor(graph), "train/loss")
-        dims = graph.ask(symbolic_shapes)[graph.scopes[0].names[value.name]]
+        dims = graph.dims[graph.scopes[0].names[value.name]]
         value = Tensor(writer, value.name, value.elem)
     if dims is None or all(dim == 1 for dim in dims):
         dims = ()
