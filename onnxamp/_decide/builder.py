@@ -17,9 +17,10 @@ from onnxamp._graph.view import (
     ABSENT,
     Node,
     Scope,
-    body_sources,
-    body_targets,
     carried,
+    carried_states,
+    entering_values,
+    leaving_values,
 )
 
 
@@ -95,10 +96,10 @@ class Builder:
         """Yield the reads of what a body returns to be stacked up, and of inputs of which it returns slices."""
         states = len(carried(self.graph, loop))
         is_scan = loop.key == "Scan"
-        sources = body_sources(loop, len(body.inputs)) if is_scan else ()
-        sliced = dict(zip(body.inputs, sources, strict=False))
-        for position, target in enumerate(body_targets(loop, len(body.outputs))):
-            value = body.outputs[position]
+        entering = entering_values(loop, body) if is_scan else {}
+        sliced = {inner: port for port, inner in entering.items()}
+        leaving = leaving_values(loop, body).items()
+        for position, (target, value) in enumerate(leaving):
             leaves = (body.index, position)
             moved = self.movement.upstream(
                 Read(loop, value, loop.index, ABSENT, leaves)
@@ -126,23 +127,20 @@ class Builder:
         """Return the last states that a loop's body moves from elsewhere, uncomputed, each with its moved copies."""
         states = list[tuple[int, list[int]]]()
         for loop in self.nodes("uncast_states"):
-            for _, body in loop.bodies:
-                for state in self._moved_states(loop, self.graph.scopes[body]):
-                    states.append((state, self.movement.downstream(state)))
+            for state in self._moved_states(loop):
+                states.append((state, self.movement.downstream(state)))
         return states
 
-    def _moved_states(self, loop: Node, body: Scope) -> Iterator[int]:
+    def _moved_states(self, loop: Node) -> Iterator[int]:
         """Yield the last states of a loop that its body does not compute."""
-        targets = body_targets(loop, len(body.outputs))
-        returned = dict(zip(targets, body.outputs, strict=True))
-        for _, at in carried(self.graph, loop):
-            state = loop.output(at)
-            source = self.movement.source(loop, returned.get(at, ABSENT))
+        for state in carried_states(self.graph, loop):
+            inner = self.graph.values[state.before].scope
+            source = self.movement.source(loop, state.after)
             maker = self.graph.producer(source)
             is_stored = maker is None or maker.key == "Constant"
-            is_outer = maker is not None and maker.scope != body.index
-            if state != ABSENT and (is_stored or is_outer):
-                yield state
+            is_outer = maker is not None and maker.scope != inner
+            if state.end != ABSENT and (is_stored or is_outer):
+                yield state.end
 
     @cached_property
     def captures(self) -> list[tuple[int, Node, int]]:
@@ -151,11 +149,11 @@ class Builder:
         captures = list[tuple[int, Node, int]]()
         for owner in self.nodes("unread_outputs"):
             for _, body in owner.bodies if owner.scope else ():
-                outputs = graph.scopes[body].outputs
-                for position, target in enumerate(body_targets(owner, len(outputs))):
+                leaving = leaving_values(owner, graph.scopes[body])
+                for target, value in leaving.items():
                     output = owner.output(target)
                     if not (graph.uses[output] or graph.results[output]):
-                        captures += _captured(graph, body, outputs[position])
+                        captures += _captured(graph, body, value)
         return captures
 
     # -- the signature, Casts and constants ---------------------------------------------------------------------

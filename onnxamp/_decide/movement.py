@@ -6,7 +6,7 @@ from typing import NamedTuple
 from onnxamp._facts.dtypes import FLOAT, LOW_TENSORS
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node, body_targets, carried
+from onnxamp._graph.view import ABSENT, Node, carried, leaving_values
 
 
 class Read(NamedTuple):
@@ -81,9 +81,9 @@ class Movement:
         if output == ABSENT:
             return None
         _, body = producer.bodies[0]
-        outputs = self.graph.scopes[body].outputs
-        at = body_targets(producer, len(outputs)).index(output)
-        return Read(owner, outputs[at], producer.index, ABSENT, (body, at))
+        leaving = leaving_values(producer, self.graph.scopes[body])
+        at = [*leaving].index(output)
+        return Read(owner, leaving[output], producer.index, ABSENT, (body, at))
 
     def _last_state(self, loop: Node, value: int) -> int:
         """Return the output of a loop that is a value, if it is a last state; ABSENT otherwise."""

@@ -25,8 +25,8 @@ from onnxamp._graph.view import (
     Node,
     Scope,
     View,
-    body_sources,
-    body_targets,
+    entering_values,
+    leaving_values,
     stored_tensors,
     transfers,
 )
@@ -213,13 +213,10 @@ def _enter(
     # Outer bodies first, because inner ones may get their values.
     for scope in (view.scopes[entering] for entering in reversed(chain)):
         owner = view.nodes[scope.owner]
-        sources = (
-            body_sources(owner, len(scope.inputs))
-            if not scope.opaque
-            else [ABSENT] * len(scope.inputs)
-        )
-        for value, source in zip(scope.inputs, sources, strict=True):
-            kind = types[owner.input(source) if source >= 0 else ABSENT]
+        entering = {} if scope.opaque else entering_values(owner, scope)
+        sources = {inner: owner.input(source) for source, inner in entering.items()}
+        for value in scope.inputs:
+            kind = types[sources.get(value, ABSENT)]
             if owner.key == "SequenceMap" and kind is not None:
                 kind = inner_type(kind)
             if types[value] is None:
@@ -232,9 +229,7 @@ def _control_flow(
     """Return the types of the outputs of If, Loop, Scan and SequenceMap from those of their bodies' outputs."""
     result: list[str | None] = [None] * len(node.outputs)
     for _, body in node.bodies:
-        outputs = view.scopes[body].outputs
-        for position, target in enumerate(body_targets(node, len(outputs))):
-            value = outputs[position]
+        for target, value in leaving_values(node, view.scopes[body]).items():
             if target == ABSENT or target >= len(result) or types[value] is None:
                 continue
             result[target] = (

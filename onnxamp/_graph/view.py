@@ -123,8 +123,8 @@ class Node:
             yield value, None if signature is None else signature.output(position)
 
     def input(self, position: int) -> int:
-        """Return the value index of an input; ABSENT if it is omitted."""
-        return self.inputs[position] if position < len(self.inputs) else ABSENT
+        """Return the value index of an input; ABSENT if it is omitted, or the position is negative."""
+        return self.inputs[position] if 0 <= position < len(self.inputs) else ABSENT
 
     def inputs_at(self, positions: Container[int]) -> list[int]:
         """Return the values of the inputs at these positions that are not omitted."""
@@ -325,37 +325,25 @@ def scope_graphs(view: View, model: ModelProto) -> list[GraphProto]:
     return graphs
 
 
-def body_sources(node: Node, body_inputs: int) -> list[int]:
-    """Return, for each input of the node's body, the position of the node input that feeds it (ABSENT: a counter).
+def entering_values(node: Node, body: Scope) -> dict[int, int]:
+    """Return position of a node's input -> the value as which its body gets it (ABSENT: a counter).
 
     Loop passes (iteration, condition, state...), Scan and SequenceMap pass their inputs as they stand.
     """
-    # A Loop has two inputs before its states: the trip count, which its body does not get, and the condition.
-    if node.key == "Loop":
-        return [ABSENT, 1, *range(2, body_inputs)][:body_inputs]
+    inputs = body.inputs
     # Scan before opset 9 has a leading input, sequence_lens, that its body does not get.
-    offset = len(node.inputs) - body_inputs if node.key == "Scan" else 0
-    return [position + offset for position in range(body_inputs)]
-
-
-def body_targets(node: Node, body_outputs: int) -> list[int]:
-    """Return, for each output of the node's body, the node output that it becomes (ABSENT for Loop's condition)."""
-    return [
-        position - 1 if node.key == "Loop" else position
-        for position in range(body_outputs)
-    ]
-
-
-def entering_values(node: Node, body: Scope) -> dict[int, int]:
-    """Return position of a node's input -> the value as which the body gets it (ABSENT: a counter)."""
-    sources = body_sources(node, len(body.inputs))
-    return dict(zip(sources, body.inputs, strict=True))
+    first = len(node.inputs) - len(inputs) if node.key == "Scan" else 0
+    positions = [*range(first, first + len(inputs))]
+    # The body of a Loop gets the number of the turn instead of that of all turns.
+    if node.key == "Loop":
+        positions[:1] = [ABSENT] * len(inputs[:1])
+    return dict(zip(positions, inputs, strict=True))
 
 
 def leaving_values(node: Node, body: Scope) -> dict[int, int]:
-    """Return position of a node's output -> the value as which the body returns it (ABSENT: Loop's condition)."""
-    targets = body_targets(node, len(body.outputs))
-    return dict(zip(targets, body.outputs, strict=True))
+    """Return position of a node's output -> the value as which its body returns it (ABSENT: Loop's condition)."""
+    first = ABSENT if node.key == "Loop" else 0
+    return dict(enumerate(body.outputs, first))
 
 
 def carried(view: View, node: Node) -> list[tuple[int, int]]:
@@ -370,26 +358,48 @@ def carried(view: View, node: Node) -> list[tuple[int, int]]:
     return []
 
 
+class CarriedState(NamedTuple):
+    """A state that a loop carries from one turn to the next.
+
+    Attributes:
+        start: the value that enters the loop.
+        before: the value before a turn.
+        after: the value after it.
+        end: the value that leaves the loop.
+    """
+
+    start: int
+    before: int
+    after: int
+    end: int
+
+
+def carried_states(view: View, node: Node) -> Iterator[CarriedState]:
+    """Yield the states that a Loop or Scan carries."""
+    for _, body in node.bodies:
+        entering = entering_values(node, view.scopes[body])
+        leaving = leaving_values(node, view.scopes[body])
+        for source, target in carried(view, node):
+            yield CarriedState(
+                start=node.input(source),
+                before=entering.get(source, ABSENT),
+                after=leaving.get(target, ABSENT),
+                end=node.output(target),
+            )
+
+
 def transfers(view: View, node: Node) -> Iterator[tuple[int, int]]:
     """Yield pairs (source, result) of values, ABSENT for none, that If, Loop or Scan passes on: into bodies and out of
     them, and from one turn of a loop to the next.
     """
-    states = carried(view, node)
-    for source, target in states:
-        yield node.input(source), node.output(target)
+    states = [*carried_states(view, node)]
+    yield from ((state.start, state.end) for state in states)
     for _, body in node.bodies:
-        entering = entering_values(node, view.scopes[body])
-        leaving = leaving_values(node, view.scopes[body])
-        yield from (
-            (node.input(source), inner)
-            for source, inner in entering.items()
-            if source >= 0
-        )
-        yield from ((inner, node.output(target)) for target, inner in leaving.items())
-        yield from (
-            (leaving.get(target, ABSENT), entering.get(source, ABSENT))
-            for source, target in states
-        )
+        for source, inner in entering_values(node, view.scopes[body]).items():
+            yield node.input(source), inner
+        for target, inner in leaving_values(node, view.scopes[body]).items():
+            yield inner, node.output(target)
+    yield from ((state.after, state.before) for state in states)
 
 
 def passed_values(view: View) -> dict[int, list[int]]:

@@ -24,9 +24,9 @@ from onnxamp._graph.view import (
     ABSENT,
     Node,
     Origin,
-    body_sources,
-    body_targets,
     carried,
+    entering_values,
+    leaving_values,
 )
 from onnxamp._model.constant_stats import ConstantStats
 
@@ -207,18 +207,15 @@ def _bodies(made: Equations, node: Node) -> None:
     """Tie the values that control flow passes into bodies, out of them, and from one iteration to the next."""
     graph = made.graph
     for _, body in node.bodies:
-        scope = graph.scopes[body]
-        sources = body_sources(node, len(scope.inputs))
-        targets = body_targets(node, len(scope.outputs))
-        for inner, source in zip(scope.inputs, sources, strict=True):
-            if source >= 0:
-                made.same(node.index, made.value(inner), made.read(node, source))
-        for value, target in zip(scope.outputs, targets, strict=True):
+        leaving = leaving_values(node, graph.scopes[body])
+        for source, inner in entering_values(node, graph.scopes[body]).items():
+            made.same(node.index, made.value(inner), made.read(node, source))
+        for target, value in leaving.items():
             outer = made.value(node.output(target))
             made.same(node.index, made.value(value), outer)
         for source, target in carried(graph, node):
-            inner = scope.outputs[targets.index(target)]
-            made.same(node.index, made.read(node, source), made.value(inner))
+            after = made.value(leaving[target])
+            made.same(node.index, made.read(node, source), after)
 
 
 def _node(made: Equations, node: Node, rule: ExponentRule | None) -> None:

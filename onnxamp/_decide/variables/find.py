@@ -24,9 +24,9 @@ from onnxamp._graph.view import (
     Origin,
     Scope,
     Value,
-    body_sources,
-    body_targets,
     carried,
+    entering_values,
+    leaving_values,
 )
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
@@ -338,9 +338,8 @@ class _Finder:
     def enter_body(self, node: Node, body: Scope) -> set[int]:
         """Assign variables to the values that enter a body, and return the inputs of the node without a known type."""
         untyped = set[int]()
-        sources = body_sources(node, len(body.inputs))
-        for source, value in zip(sources, body.inputs, strict=True):
-            if source < 0 or not self.is_float(value):
+        for source, value in entering_values(node, body).items():
+            if not self.is_float(value):
                 continue
             outer = node.input(source)
             if self.is_float(outer):
@@ -360,9 +359,8 @@ class _Finder:
             body: one of its bodies.
             variables: output of the node -> its variable, which all bodies share; outputs are added.
         """
-        targets = body_targets(node, len(body.outputs))
-        for position, target in enumerate(targets):
-            value = body.outputs[position]
+        leaving = leaving_values(node, body).items()
+        for position, (target, value) in enumerate(leaving):
             if not 0 <= target < len(node.outputs) or not self.is_float(value):
                 continue
             if target not in variables:

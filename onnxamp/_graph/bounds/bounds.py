@@ -26,7 +26,7 @@ from onnxamp._graph.bounds.rounding import rounding
 from onnxamp._graph.bounds.weights import READABLE, range_of, range_over, sums_of
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import height, width
-from onnxamp._graph.view import ABSENT, Origin, Value, body_sources
+from onnxamp._graph.view import ABSENT, Origin, Value, entering_values
 from onnxamp._model.weights import read_array
 
 _SMALL: Final = 1 << 16
@@ -178,9 +178,9 @@ class Bounds:
         graph = self.graph
         scope = graph.scopes[value.scope]
         owner = graph.nodes[scope.owner]
-        source = body_sources(owner, len(scope.inputs))[value.port]
-        if source != ABSENT:
-            return self[owner.input(source)].bare
+        for source, inner in entering_values(owner, scope).items():
+            if inner == value.index and source != ABSENT:
+                return self[owner.input(source)].bare
         return whole(between(0.0, max(self[owner.input(0)].high, 1.0) - 1.0))
 
 

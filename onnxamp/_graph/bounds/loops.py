@@ -1,30 +1,12 @@
 """The states of loops, and the nodes of bodies."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from onnxamp._graph.bounds.bound import Bound
 from onnxamp._graph.bounds.counters import Increment
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import Node, carried, entering_values, leaving_values
-
-
-class State(NamedTuple):
-    """A state of a loop.
-
-    Attributes:
-        loop: the loop.
-        before: the value before a turn.
-        after: the value after it.
-        start: what enters the loop.
-        target: the position of the result that leaves it.
-    """
-
-    loop: Node
-    before: int
-    after: int
-    start: int
-    target: int
+from onnxamp._graph.view import Node
 
 
 class Counter(NamedTuple):
@@ -39,17 +21,6 @@ class Counter(NamedTuple):
     added: Increment
     during: Bound
     end: Bound
-
-
-def states_of(graph: Graph, loop: Node) -> Iterator[State]:
-    """Yield the states that a loop carries from one turn to the next."""
-    scope = graph.scopes[loop.bodies[0][1]]
-    entering = entering_values(loop, scope)
-    leaving = leaving_values(loop, scope)
-    for source, target in carried(graph, loop):
-        if source in entering and target in leaving:
-            before, after = entering[source], leaving[target]
-            yield State(loop, before, after, loop.input(source), target)
 
 
 def bodies_of(graph: Graph) -> dict[int, Sequence[Node]]:

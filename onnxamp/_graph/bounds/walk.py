@@ -29,11 +29,17 @@ from onnxamp._graph.bounds.bound import (
 from onnxamp._graph.bounds.bounds import Bounds
 from onnxamp._graph.bounds.call import Call, Rules, Stretch
 from onnxamp._graph.bounds.counters import after_turns, increment, most_turns, widened
-from onnxamp._graph.bounds.loops import Counter, State, bodies_of, states_of
+from onnxamp._graph.bounds.loops import Counter, bodies_of
 from onnxamp._graph.bounds.ratios import Ratio, quotient, ratio_of
 from onnxamp._graph.bounds.rounding import Rounding, rounding
 from onnxamp._graph.shapes import height, width
-from onnxamp._graph.view import ABSENT, Node, leaving_values
+from onnxamp._graph.view import (
+    ABSENT,
+    CarriedState,
+    Node,
+    carried_states,
+    leaving_values,
+)
 
 _TURNS: Final = 3
 """Turns of a loop after which a state whose bound still grows is unknown. A bound that settles does so in two."""
@@ -102,23 +108,25 @@ class BoundsWalk:
     def _repeat(self, node: Node) -> None:
         """Bound the results of a loop: let the bounds of its states grow until they hold after another turn."""
         scope = self._graph.scopes[node.bodies[0][1]]
-        states = list(states_of(self._graph, node))
+        states = list(carried_states(self._graph, node))
+        most = most_turns(self._graph, node, self.bounds[node.input(0)])
         counters = dict[int, Counter]()
-        turns = 0
-        while grown := self._grown(states, counters, is_last=turns >= _TURNS):
+        tried = 0
+        while grown := self._grown(
+            states, counters, most if tried >= _TURNS else None
+        ):
             self._forget(node)
             self.bounds.of.update(grown)
             self.solve(self._bodies[node.index])
-            turns += 1
+            tried += 1
         leaving = leaving_values(node, scope)
-        known = {target: self.bounds[value] for target, value in leaving.items()}
+        known = {node.output(at): self.bounds[value] for at, value in leaving.items()}
         for state in states:
             counter = counters.get(state.before)
-            last = known[state.target] if counter is None else counter.end
+            last = known[state.end] if counter is None else counter.end
             # A loop may end before its first turn.
-            known[state.target] = hull([last, self.bounds[state.start]])
-        for target, bound in known.items():
-            result = node.output(target)
+            known[state.end] = hull([last, self.bounds[state.start]])
+        for result, bound in known.items():
             if result != ABSENT:
                 self.bounds.of[result] = bound.bare.sized(
                     width(self._graph.shapes[result])
@@ -126,14 +134,13 @@ class BoundsWalk:
 
     def _grown(
         self,
-        states: Sequence[State],
+        states: Sequence[CarriedState],
         counters: dict[int, Counter],
-        *,
-        is_last: bool,
+        most: float | None,
     ) -> dict[int, Bound]:
         """Return wider bounds of the states that a turn brings out of theirs.
 
-        If it was the last try, they are unknown, unless a turn only adds to them and the number of turns is known.
+        After the last try, they are unknown, unless a turn only adds to them and there are at most so many turns.
         """
         grown = dict[int, Bound]()
         for state in states:
@@ -147,8 +154,8 @@ class BoundsWalk:
             if counter is not None:
                 del counters[state.before]
                 wider = sources.of_type(self._graph.types[state.before])
-            elif is_last:
-                counter = self._counter(state)
+            elif most is not None:
+                counter = self._counter(state, most)
                 wider = sources.of_type(self._graph.types[state.before])
                 if counter is not None:
                     counters[state.before] = counter
@@ -156,10 +163,9 @@ class BoundsWalk:
             grown[state.before] = wider.sized(width(self._graph.shapes[state.before]))
         return grown
 
-    def _counter(self, state: State) -> Counter | None:
-        """Return how far the turns of a loop bring a state to which each adds something; None for other states."""
+    def _counter(self, state: CarriedState, turns: float) -> Counter | None:
+        """Return how far so many turns bring a state to which each adds something; None for other states."""
         graph = self._graph
-        turns = most_turns(graph, state.loop, self.bounds[state.loop.input(0)])
         if turns == inf:
             return None
         added = increment(graph, state.before, state.after, self.bounds.__getitem__)
@@ -186,7 +192,7 @@ class BoundsWalk:
             return None
         return Counter(added, during, end)
 
-    def _allows(self, counter: Counter, state: State) -> bool:
+    def _allows(self, counter: Counter, state: CarriedState) -> bool:
         """Return whether a turn adds no more to a state than was assumed."""
         added = increment(
             self._graph, state.before, state.after, self.bounds.__getitem__

@@ -21,7 +21,7 @@ from onnxamp._graph.view import (
     ABSENT,
     Node,
     Origin,
-    carried,
+    carried_states,
     passages,
     passed_from,
     transfers,
@@ -324,10 +324,9 @@ def _add_control_flow(graph: Graph, found: Accumulated) -> None:
                 values[result] = values[source]
                 if source in found.open_ended:
                     found.open_ended.add(result)
-        for source, target in carried(graph, node):
-            first, last = node.input(source), node.output(target)
-            if last in values and first != ABSENT:
-                ports[node.index, first] = values[last]
+        for state in carried_states(graph, node):
+            if state.end in values and state.start != ABSENT:
+                ports[node.index, state.start] = values[state.end]
 
 
 _FACTOR: Final = "computes a factor by which a loop multiplies in every iteration"

@@ -22,7 +22,7 @@ from onnxamp._graph.numbers.evaluate import (
     Numbers,
     overridable_defaults,
 )
-from onnxamp._graph.view import ABSENT, Node, carried, entering_values, leaving_values
+from onnxamp._graph.view import ABSENT, Node, carried_states
 from onnxamp._model.constant_stats import ConstantStats, constant_stats
 
 _ROWS: Final = 64
@@ -308,19 +308,9 @@ class _Plan:
 
     def _invariants(self, node: Node) -> None:
         """Add the results of a loop that returns a state unchanged."""
-        graph = self.graph
-        for scope in (graph.scopes[body] for _, body in node.bodies):
-            entering = entering_values(node, scope)
-            leaving = leaving_values(node, scope)
-            for source, target in carried(graph, node):
-                inner = entering.get(source, ABSENT)
-                is_same = (
-                    inner != ABSENT
-                    and graph.passed_on(leaving.get(target, ABSENT)) == inner
-                )
-                given = node.input(source)
-                if is_same and given != ABSENT and self._is_known(given):
-                    outputs = tuple(
-                        v for v in (inner, node.output(target)) if v != ABSENT
-                    )
-                    self._add(_Derivation(node, (given,), outputs, moves=True))
+        for state in carried_states(self.graph, node):
+            is_same = self.graph.passed_on(state.after) == state.before
+            if is_same and state.start != ABSENT and self._is_known(state.start):
+                results = (state.before, state.end)
+                outputs = tuple(value for value in results if value != ABSENT)
+                self._add(_Derivation(node, (state.start,), outputs, moves=True))

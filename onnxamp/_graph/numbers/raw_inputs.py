@@ -16,7 +16,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.match import declared_axes
 from onnxamp._graph.numbers.index_paths import INTEGERS
 from onnxamp._graph.numbers.offsets import keeps_offset
-from onnxamp._graph.view import ABSENT, Node, Origin, carried, transfers
+from onnxamp._graph.view import ABSENT, Node, Origin, carried_states, transfers
 
 
 class RawInputs(NamedTuple):
@@ -123,10 +123,7 @@ def _passed(graph: Graph) -> Mapping[int, Sequence[int]]:
     found = dict[int, list[int]]()
     owners = dict.fromkeys(scope.owner for scope in graph.scopes[1:])
     for node in graph.at(owners):
-        idle = {
-            (node.input(source), node.output(target))
-            for source, target in carried(graph, node)
-        }
+        idle = {(state.start, state.end) for state in carried_states(graph, node)}
         for source, result in dict.fromkeys(transfers(graph, node)):
             is_float = graph.types[result] in FLOAT_TENSORS
             if source != ABSENT and is_float and (source, result) not in idle:

@@ -16,7 +16,7 @@ from onnxamp._facts.dtypes import retyped
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import Types, declared_type
-from onnxamp._graph.view import ABSENT, Node, Origin, body_sources
+from onnxamp._graph.view import ABSENT, Node, Origin, entering_values
 from onnxamp._options.options import Options
 from onnxamp._rewrite.checks.node_faults import node_fault
 from onnxamp._rewrite.checks.well_typed import is_well_typed
@@ -236,10 +236,9 @@ def _bodies(graph: Graph, node: Node) -> Iterator[Conflict]:
         yield from _outputs(graph, body, suffix)
         if node.key == "SequenceMap":
             continue
-        for entry, source in zip(
-            scope.proto.input, body_sources(node, len(scope.inputs)), strict=True
-        ):
-            outer = node.input(source) if source >= 0 else ABSENT
+        entering = entering_values(node, scope)
+        for entry, source in zip(scope.proto.input, entering, strict=True):
+            outer = node.input(source)
             if outer != ABSENT and (text := _mismatch(entry, graph.types[outer])):
                 yield Conflict(f"input {entry.name!r}{suffix}", text, value=outer)
     if node.key == "If":

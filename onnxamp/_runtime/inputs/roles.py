@@ -12,7 +12,7 @@ from onnxamp._facts.ops import Lookup, attribute, op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.masks.added import added_masks
 from onnxamp._graph.shapes import Shape
-from onnxamp._graph.view import ABSENT, Node, View, body_sources, body_targets
+from onnxamp._graph.view import Node, passed_values
 from onnxamp._runtime.sizes import GRID
 
 
@@ -133,37 +133,21 @@ def _named(graph: Graph, value: int, shape: Shape | None) -> Role | None:
     return None
 
 
-def _readers(view: View, value: int) -> Iterator[tuple[Node, int]]:
+def _readers(graph: Graph, value: int) -> Iterator[tuple[Node, int]]:
     """Yield the nodes and input positions that read the value, directly or through data movement."""
     facts = op_facts()
+    passed = graph.ask(passed_values)
     seen = {value}
     stack = [value]
     while stack:
         value = stack.pop()
-        reached: list[int] = []
-        for node, port in view.consumers(value):
+        reached = [*passed.get(value, ())]
+        for node, port in graph.consumers(value):
             yield node, port
             if port in facts.moved_inputs.get(node.key, ()) or node.key == "Cast":
-                reached += node.outputs
-            if node.key not in facts.control_flow:
-                continue
-            for _, body in node.bodies:
-                inputs = view.scopes[body].inputs
-                sources = body_sources(node, len(inputs))
-                reached += [
-                    inner
-                    for inner, source in zip(inputs, sources, strict=True)
-                    if source == port
-                ]
-        for scope, position in view.results[value]:
-            owner = view.scopes[scope].owner
-            if owner != ABSENT and view.nodes[owner].key in facts.control_flow:
-                node = view.nodes[owner]
-                target = body_targets(node, position + 1)[position]
-                if target != ABSENT:
-                    reached += node.outputs[target : target + 1]
+                reached += node.writes
         for new in reached:
-            if new != ABSENT and new not in seen:
+            if new not in seen:
                 seen.add(new)
                 stack.append(new)
 

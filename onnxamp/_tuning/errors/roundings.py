@@ -11,7 +11,7 @@ from itertools import chain
 
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, body_sources
+from onnxamp._graph.view import ABSENT, entering_values
 from onnxamp._tuning.errors.cost_table import CAST, MADE, REST, Rows
 from onnxamp._tuning.errors.lowered import LowNode, Settled, computes
 
@@ -165,9 +165,8 @@ class Roundings:
         before = dict[int, int]()
         for node in self.graph.nodes_of(op_facts().loops):
             for _, scope in node.bodies:
-                inner = self.graph.scopes[scope].inputs
-                sources = body_sources(node, len(inner))
-                for value, source in zip(inner, sources, strict=True):
+                entering = entering_values(node, self.graph.scopes[scope])
+                for source, value in entering.items():
                     if source != ABSENT:
                         before[value] = node.input(source)
         return before
