@@ -422,15 +422,22 @@ def passages(view: View) -> Iterator[tuple[int, int, int]]:
                 yield node.index, source, result
 
 
-def passed_from(view: View) -> dict[int, list[tuple[int, int]]]:
-    """Return value -> (node, source) of the values that control flow passes on as this one.
+def passed_from(view: View) -> dict[int, list[int]]:
+    """Return value -> the values that control flow passes on as this one.
 
     Complexity: linear in the inputs and outputs of bodies.
     """
-    found: dict[int, list[tuple[int, int]]] = {}
-    for node, source, result in passages(view):
-        found.setdefault(result, []).append((node, source))
+    found: dict[int, list[int]] = {}
+    for _, source, result in passages(view):
+        found.setdefault(result, []).append(source)
     return found
+
+
+def passing_port(view: View, source: int, result: int) -> tuple[int, int]:
+    """Return the node that passes a value on as another one, and which of both it reads or writes itself."""
+    maker = view.values[result].producer
+    owner = view.scopes[view.values[result].scope].owner
+    return (owner, source) if maker == ABSENT else (maker, result)
 
 
 def inline_functions(

@@ -27,7 +27,7 @@ from onnxamp._graph.loops.accumulation import accumulated
 from onnxamp._graph.loops.count_marks import COUNTED, INVERSE, POSITION, Counted
 from onnxamp._graph.loops.counted import counted
 from onnxamp._graph.numbers.known import is_rounded
-from onnxamp._graph.view import ABSENT, Node, passed_from
+from onnxamp._graph.view import ABSENT, Node, passed_from, passing_port
 
 _EXACT = "leads to an op that needs exact positions"
 _RESULT = "leads to a result that holds coordinates"
@@ -195,11 +195,10 @@ def _upstream(
     visited = set[int]()
     while stack:
         value = stack.pop()
-        sources = list[int]()
-        for owner, source in passed.get(value, ()):
-            port = value if value in graph.nodes[owner].outputs else source
+        sources = [*passed.get(value, ())]
+        for source in sources:
+            owner, port = passing_port(graph, source, value)
             yield _unless_exact(graph, owner, why, port)
-            sources.append(source)
         producer = graph.producer(value)
         if producer is not None and producer.index not in visited and not sources:
             visited.add(producer.index)

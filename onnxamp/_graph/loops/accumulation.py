@@ -24,6 +24,7 @@ from onnxamp._graph.view import (
     carried_states,
     passages,
     passed_from,
+    passing_port,
     transfers,
 )
 
@@ -288,11 +289,9 @@ def _add_factors(graph: Graph, factors: set[int], found: Accumulated) -> None:
     seen = set(stack)
     while stack:
         value = stack.pop()
-        sources = list[int]()
-        for owner, source in passed.get(value, ()):
-            port = value if value in graph.nodes[owner].outputs else source
-            found.ports.setdefault((owner, port), _FACTOR)
-            sources.append(source)
+        sources = [*passed.get(value, ())]
+        for source in sources:
+            found.ports.setdefault(passing_port(graph, source, value), _FACTOR)
         maker = graph.producer(value)
         if (
             maker is not None

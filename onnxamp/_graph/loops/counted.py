@@ -26,7 +26,7 @@ from onnxamp._graph.loops.count_marks import (
 from onnxamp._graph.loops.count_sources import count_sources
 from onnxamp._graph.numbers.index_paths import INTEGERS
 from onnxamp._graph.numbers.known import is_fixed
-from onnxamp._graph.view import ABSENT, Node, Origin, passages, passed_from
+from onnxamp._graph.view import ABSENT, Node, Origin, passed_from, passed_values
 
 
 def counted(graph: Graph, low: Format) -> Counted:
@@ -54,9 +54,7 @@ class _Spread:
         self.found = Counted({}, {}, set(), set())
         self.limits = CountLimits(graph, self.found.limits)
         self.passed_from = graph.ask(passed_from)
-        self.leaving: dict[int, list[int]] = {}
-        for _, source, result in passages(graph):
-            self.leaving.setdefault(source, []).append(result)
+        self.leaving = graph.ask(passed_values)
         self.ranks = [0] * len(graph.nodes)
         for rank, node in enumerate(graph.order):
             self.ranks[node.index] = rank
@@ -107,7 +105,7 @@ class _Spread:
 
     def passed_on(self, result: int) -> CountMark:
         """Return the marks and the limit that control flow passes on to a value: a position only if all sources are."""
-        sources = [source for _, source in self.passed_from[result]]
+        sources = self.passed_from[result]
         marks = [self.mark(source) for source in sources]
         mark = _joined(marks, COUNTED)
         if all(one & POSITION for one in marks):

@@ -283,7 +283,7 @@ class Fading:
         if graph.constants.uniform(value) in (0, 1):
             return _MASK, ()
         if maker is None or maker.key in facts.control_flow:
-            sources = [source for _, source in self._passed_from.get(value, ())]
+            sources = self._passed_from.get(value, [])
             return (_MASK if sources else ""), sources
         if maker.key in facts.gates or self._is_bounded(maker):
             return _GATE, ()

@@ -4,7 +4,7 @@ from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.numbers.known import is_known
-from onnxamp._graph.view import Node, Origin, passed_values
+from onnxamp._graph.view import Node, Origin, passed_from, passed_values
 
 
 class Given:
@@ -13,10 +13,7 @@ class Given:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.passed = graph.ask(passed_values)
-        self._sources = dict[int, list[int]]()
-        for source, results in self.passed.items():
-            for result in results:
-                self._sources.setdefault(result, []).append(source)
+        self._sources = graph.ask(passed_from)
         self._known = dict[int, bool]()
 
     def __contains__(self, value: int) -> bool:

@@ -1,6 +1,7 @@
 """Integers stored as floats: the path of an index, size or counter to the node where it becomes an integer."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from onnxamp._facts.dtypes import FLOAT, FORMATS
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node, transfers
+from onnxamp._graph.view import ABSENT, Node, passages, passing_port
 
 _WIDE = frozenset({FLOAT, "tensor(double)"})
 _EXACT = min(low.exact_integers for low in FORMATS.values())
@@ -76,8 +77,8 @@ def index_paths(graph: Graph) -> Indices:
             continue
         values[value] = why
         producer = graph.producer(value)
-        for owner, source in passes.get(value, ()) if value in counting else ():
-            port = value if value in graph.nodes[owner].outputs else source
+        for source in passes.get(value, ()) if value in counting else ():
+            owner, port = passing_port(graph, source, value)
             uses.append(IndexUse(owner, why, value=port))
             stack.append((source, why))
         if producer is None or producer.index in seen:
@@ -106,27 +107,22 @@ def _counted(graph: Graph) -> Iterator[tuple[Node, int, str]]:
                 yield node, value, "is a size or step of"
 
 
-def _passes(graph: Graph) -> dict[int, list[tuple[int, int]]]:
-    """Return value -> (node, source) pairs that pass it on: into bodies, out of them, or as another type of float."""
-    found: dict[int, list[tuple[int, int]]] = {}
-    for node in graph.nodes_of({"Cast", *op_facts().control_flow}):
-        if node.key == "Cast":
-            pairs: Iterable[tuple[int, int]] = [(node.input(0), node.outputs[0])]
-        else:
-            pairs = transfers(graph, node)
-        for source, result in pairs:
-            if _is_wide(graph, source) and _is_wide(graph, result):
-                found.setdefault(result, []).append((node.index, source))
+def _passes(graph: Graph) -> dict[int, list[int]]:
+    """Return value -> the values that are passed on as it: into bodies, out of them, or as another type of float."""
+    found: dict[int, list[int]] = {}
+    casts = ((node.input(0), node.outputs[0]) for node in graph.nodes_of({"Cast"}))
+    passed = ((source, result) for _, source, result in passages(graph))
+    for source, result in chain(casts, passed):
+        if _is_wide(graph, source) and _is_wide(graph, result):
+            found.setdefault(result, []).append(source)
     return found
 
 
-def _counting(
-    graph: Graph, passes: Mapping[int, Sequence[tuple[int, int]]]
-) -> set[int]:
+def _counting(graph: Graph, passes: Mapping[int, Sequence[int]]) -> set[int]:
     """Return values that are passed on and may be integers because their sources are."""
     results: dict[int, list[int]] = {}
     for result, sources in passes.items():
-        for _, source in sources:
+        for source in sources:
             results.setdefault(source, []).append(result)
     ends = (
         source for source in results if source not in passes and _counts(graph, source)
