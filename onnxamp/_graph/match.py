@@ -416,3 +416,12 @@ def declared_axes(graph: Graph, node: Node) -> Sequence[int] | None:
     if axes is None and node.input(1) != ABSENT:
         return graph.constants.integers(graph.passed_on(node.inputs[1]))
     return axes or ()
+
+
+def reduced_axes(graph: Graph, node: Node, rank: int) -> list[int] | None:
+    """Return the axes of a reduction of a tensor of this rank, none negative; None if they are computed."""
+    given = declared_axes(graph, node)
+    if given is None:
+        return None
+    is_all = not given and not attribute(node.proto, "noop_with_empty_axes")
+    return list(range(rank)) if is_all else [axis % rank for axis in given]

@@ -1,10 +1,10 @@
 """Best-effort shapes and element counts of values, which weigh costs and never decide legality."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import chain
-from math import prod
+from math import inf, prod
 
 import onnx.shape_inference
 from onnx import (
@@ -287,6 +287,19 @@ def height(shape: Shape | None) -> int | None:
     if shape is None:
         return None
     return shape[-2] if len(shape) > 1 else 1
+
+
+def count(shape: Shape | None, axes: Iterable[int]) -> float:
+    """Return the number of elements along some axes; infinite if any size is unknown, or there is no such axis."""
+    if shape is None:
+        return inf
+    result = 1.0
+    for axis in axes:
+        size = shape[axis] if -len(shape) <= axis < len(shape) else None
+        if size is None:
+            return inf
+        result *= size
+    return result
 
 
 def declared_dims(proto: TypeProto) -> Dims | None:

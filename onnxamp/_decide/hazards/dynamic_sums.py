@@ -8,7 +8,7 @@ precision. bfloat16 has the range of float32. Scattered updates are added one by
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from math import prod
+from math import inf, prod
 from typing import Final
 
 from onnxamp._decide.kinds import (
@@ -26,8 +26,8 @@ from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import attribute_of, op_facts
 from onnxamp._graph.constants import expected_terms, summed_terms
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.match import declared_axes
-from onnxamp._graph.shapes import Shape
+from onnxamp._graph.match import reduced_axes
+from onnxamp._graph.shapes import Shape, count
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._model.weights import SENTINEL
 
@@ -123,28 +123,20 @@ def _terms(graph: Graph, node: Node, shapes: Sequence[Shape | None]) -> int | No
     facts = op_facts()
     if node.key in facts.contractions:
         return _products(node, shapes, 0) or None
-    if node.key not in facts.running_sums:
-        terms = summed_terms(node, shapes)
-        return _reduced(graph, node, shapes) if terms is None else terms
+    is_running = node.key in facts.running_sums
+    terms = None if is_running else summed_terms(node, shapes)
+    if terms is not None:
+        return terms
     shape = shapes[node.inputs[0]]
-    axes = graph.constants.integers(node.input(1))
-    if shape is None or not axes or not -len(shape) <= axes[0] < len(shape):
+    if is_running:
+        axes = graph.constants.integers(node.input(1))
+    elif node.key in facts.reduces_axes and shape is not None:
+        # Along axes that a body captures as well, whose results have no shape.
+        axes = reduced_axes(graph, node, len(shape))
+    else:
         return None
-    return shape[axes[0]]
-
-
-def _reduced(graph: Graph, node: Node, shapes: Sequence[Shape | None]) -> int | None:
-    """Return how many terms a reduction sums up, also along axes that a body captures, which shapes lack."""
-    before = shapes[node.input(0)]
-    axes = declared_axes(graph, node)
-    if node.key not in op_facts().reduces_axes or before is None or axes is None:
-        return None
-    rank = len(before)
-    if not all(-rank <= axis < rank for axis in axes):
-        return None
-    sizes = [before[axis] for axis in axes or range(rank)]
-    known = [size for size in sizes if size is not None]
-    return prod(known) if len(known) == len(sizes) else None
+    number = count(shape, axes) if axes is not None else inf
+    return None if number == inf else int(number)
 
 
 def _products(node: Node, shapes: Sequence[Shape | None], size: int) -> int | None:

@@ -13,7 +13,6 @@ from onnxamp._graph.bounds.bound import Bound
 from onnxamp._graph.bounds.rounding import Rounding
 from onnxamp._graph.bounds.weights import largest_stretch
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.match import declared_axes
 from onnxamp._graph.shapes import Shape, width
 from onnxamp._graph.view import ABSENT, Node
 
@@ -82,15 +81,6 @@ class Call:
         """Return the integers that a constant input holds; None if it is omitted or computed."""
         value = self.node.input(position)
         return None if value == ABSENT else self.graph.constants.integers(value)
-
-    def axes(self, *, rank: int) -> list[int] | None:
-        """Return the axes of a reduction, none negative; None if they are computed."""
-        given = declared_axes(self.graph, self.node)
-        if given is None:
-            return None
-        if not given:
-            return [] if self.attribute("noop_with_empty_axes") else list(range(rank))
-        return [axis % rank for axis in given]
 
     def term(self, bound: Bound) -> Bound:
         """Return the bound of what the node computes before it adds something.

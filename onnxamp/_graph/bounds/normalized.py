@@ -14,23 +14,8 @@ from numpy.typing import NDArray
 from onnxamp._graph.bounds.bound import UNKNOWN, Bound, between, hull, times
 from onnxamp._graph.bounds.call import Call, Rules
 from onnxamp._graph.bounds.rounding import Rounding
-from onnxamp._graph.shapes import Shape
-
-
-def count(shape: Shape | None, axes: Sequence[int]) -> float:
-    """Return the number of elements along some axes; infinite if any size is unknown, or there is no such axis."""
-    if shape is None:
-        return inf
-    result = 1.0
-    rank = len(shape)
-    for axis in axes:
-        if not -rank <= axis < rank:
-            return inf
-        size = shape[axis]
-        if size is None:
-            return inf
-        result *= size
-    return result
+from onnxamp._graph.match import reduced_axes
+from onnxamp._graph.shapes import count
 
 
 def unit(elements: float, *, row: float = inf) -> Bound:
@@ -173,7 +158,7 @@ def _log_softmax(call: Call) -> Bound:
     signature = call.node.signature
     if signature is not None and signature.since >= _ONE_AXIS:
         axes = axes[:1]
-    elements = inf if shape is None else count(shape, axes)
+    elements = count(shape, axes)
     x = call[0]
     return between(x.low - x.high - log(elements), 0.0) if elements else UNKNOWN
 
@@ -200,7 +185,7 @@ def _reduction(rule: Reduction) -> Callable[[Call], Bound]:
         shape = call.shape(0)
         if shape is None:
             return rule(call[0], inf, False)
-        axes = call.axes(rank=max(len(shape), 1))
+        axes = reduced_axes(call.graph, call.node, max(len(shape), 1))
         if not shape or axes is None:
             return rule(call[0], 1.0 if not shape else inf, False)
         return rule(call[0], count(shape, axes), axes == [len(shape) - 1])
@@ -274,10 +259,8 @@ def _average_pool(call: Call) -> Bound:
 
 def _cumulative(call: Call) -> Bound:
     """Return the bound of running sums: of no elements up to all."""
-    shape = call.shape(0)
     axis = call.integers(1)
-    known = shape is not None and axis is not None
-    elements = count(shape, axis) if known and axis else inf
+    elements = count(call.shape(0), axis) if axis else inf
     total = _sum(call[0], elements, False)
     return hull([total, between(0.0, 0.0)])
 

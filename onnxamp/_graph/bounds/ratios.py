@@ -17,7 +17,8 @@ from onnxamp._base.records import record
 from onnxamp._facts.dtypes import FLOAT16
 from onnxamp._graph.bounds.bound import Bound, times
 from onnxamp._graph.bounds.call import Call
-from onnxamp._graph.bounds.normalized import count
+from onnxamp._graph.match import reduced_axes
+from onnxamp._graph.shapes import count
 from onnxamp._graph.view import ABSENT
 
 
@@ -167,8 +168,10 @@ _FLOAT32_LEAST: Final = float(np.finfo(np.float32).smallest_subnormal)
 def _summed(call: Call, known: Ratio, *, mean: bool = False) -> Ratio | None:
     """Return the ratio of a reduction of powers; None if its axes are unknown."""
     shape = call.shape(0)
-    axes = None if shape is None else call.axes(rank=max(len(shape), 1))
-    if shape is None or axes is None:
+    if shape is None:
+        return None
+    axes = reduced_axes(call.graph, call.node, max(len(shape), 1))
+    if axes is None:
         return None
     elements = count(shape, axes)
     share = 1.0 / max(elements, 1.0) if mean else 1.0
@@ -288,7 +291,7 @@ def _unsqueezed(call: Call, known: Ratio | None, _ratios: _Known) -> Ratio | Non
     shape = call.output_shape()
     if known is None or known.is_aligned or shape is None:
         return None
-    axes = call.axes(rank=len(shape))
+    axes = reduced_axes(call.graph, call.node, len(shape))
     is_back = axes is not None and tuple(sorted(axes)) == known.axes
     return replace(known, is_aligned=True) if is_back else None
 

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from onnxamp._facts.dtypes import FLOAT_TENSORS
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.match import declared_axes
+from onnxamp._graph.match import reduced_axes
 from onnxamp._graph.numbers.index_paths import INTEGERS
 from onnxamp._graph.numbers.offsets import keeps_offset
 from onnxamp._graph.view import ABSENT, Node, Origin, carried_states, transfers
@@ -412,11 +412,9 @@ class _Walk:
         if channel is None or node.key not in op_facts().reduces_axes:
             return True
         shape = self.graph.shapes[node.inputs[0]]
-        axes = declared_axes(self.graph, node)
-        if not axes or shape is None:
-            return False
-        rank = len(shape)
-        return channel % rank not in {axis % rank for axis in axes}
+        rank = len(shape or ())
+        axes = reduced_axes(self.graph, node, rank) if rank else None
+        return axes is not None and channel % rank not in axes
 
 
 def _channels_of(product: Node) -> int | None:
