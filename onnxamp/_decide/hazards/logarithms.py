@@ -16,7 +16,7 @@ from onnxamp._graph.exact_walks import readers_through_exact
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.numbers.channels import MOST_WEIGHTS
 from onnxamp._graph.numbers.unmixed import Unmixed
-from onnxamp._graph.view import ABSENT, Node, Origin, leaving_values
+from onnxamp._graph.view import ABSENT, Node, Origin, passed_from
 
 _DIGITS: Final = 64.0
 """Steps below 1 that keep a difference such as 1 - p away from zero: it is off by a percent then, and not infinite."""
@@ -42,6 +42,7 @@ def logarithms(graph: Graph, low: Format) -> Iterator[Hazard]:
     # Products with inputs are no mixtures: they are of any sign. Neither are those with what probabilities multiply.
     made = Unmixed(graph, set(), facts.additive | facts.commutative)
     ends = list[tuple[Node, int, Unmixed]]()
+    passed = graph.ask(passed_from)
     for node in graph.computing:
         for port in facts.divisors.get(node.key, ()):
             reached = near if node.key in facts.logarithms else odds
@@ -55,9 +56,9 @@ def logarithms(graph: Graph, low: Format) -> Iterator[Hazard]:
                 odds.values.update(node.writes)
             continue
         if node.key == "If":
-            for result, value in _chosen(graph, node):
+            for value in node.writes:
                 for kind in (near, odds, made):
-                    kind.values.update({value} if result in kind.values else ())
+                    kind.choose(value, passed.get(value, ()))
             continue
         # Most nodes read none. All odds, and all values made of probabilities, are in `near` as well.
         if near.values.isdisjoint(node.inputs):
@@ -69,14 +70,6 @@ def logarithms(graph: Graph, low: Format) -> Iterator[Hazard]:
             near.values.update(node.writes)
             made.values.update(node.writes)
     yield from _paths(graph, ends, low)
-
-
-def _chosen(graph: Graph, choice: Node) -> Iterator[tuple[int, int]]:
-    """Yield the results of the branches of an If, each with the output that may be it."""
-    for _, body in choice.bodies:
-        for position, result in leaving_values(choice, graph.scopes[body]).items():
-            if position != ABSENT and position < len(choice.outputs):
-                yield result, choice.outputs[position]
 
 
 def _reaches_bound(node: Node) -> bool:
@@ -116,6 +109,7 @@ def _paths(
         claims += in_range(graph, end, low)
         claims.append(Claim(end.input(port), least=_DIGITS * low.epsilon))
     unless = tuple(claims)
+    passed = graph.ask(passed_from)
     # A node may lie on the way to a logarithm and on one to odds: each is walked once.
     seen = set[tuple[int, int]]()
     read = set[int]()
@@ -142,9 +136,7 @@ def _paths(
             why = f"leads to {end.label!r} from a probability"
             yield Hazard(node.index, KIND, why, unless=unless)
             if node.key == "If":
-                stack += [
-                    one for one, chosen in _chosen(graph, node) if chosen == value
-                ]
+                stack += passed.get(value, ())
             elif node.key not in saturating:
                 stack += node.inputs
 

@@ -22,7 +22,7 @@ from onnxamp._graph.numbers.evaluate import (
     Numbers,
     overridable_defaults,
 )
-from onnxamp._graph.view import ABSENT, Node, carried_states
+from onnxamp._graph.view import ABSENT, Node, carried_states, passed_from
 from onnxamp._model.constant_stats import ConstantStats, constant_stats
 
 _ROWS: Final = 64
@@ -294,16 +294,12 @@ class _Plan:
 
     def _branches(self, node: Node) -> _Derivation | None:
         """Add the results of an If that are constant in all its branches; return None."""
-        scopes = [self.graph.scopes[body] for _, body in node.bodies]
-        returned = list(zip(*(scope.outputs for scope in scopes), strict=False))
-        for position, values in enumerate(returned):
-            output = node.output(position)
-            if (
-                output != ABSENT
-                and ABSENT not in values
-                and all(map(self._is_known, values))
-            ):
-                self._add(_Derivation(node, tuple(values), (output,), moves=True))
+        passed = self.graph.ask(passed_from)
+        for output in node.writes:
+            values = tuple(passed.get(output, ()))
+            is_whole = len(values) == len(node.bodies)
+            if is_whole and all(map(self._is_known, values)):
+                self._add(_Derivation(node, values, (output,), moves=True))
         return None
 
     def _invariants(self, node: Node) -> None:

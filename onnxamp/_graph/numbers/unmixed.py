@@ -1,5 +1,7 @@
 """What arithmetic computes from values of a kind, such as probabilities, before it mixes them with others."""
 
+from collections.abc import Iterable
+
 from onnxamp._facts.dtypes import FLOAT_TENSORS
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.numbers.known import is_known
@@ -34,3 +36,8 @@ class Unmixed:
                 if value not in self.values and not is_known(self.graph, value):
                     return
         self.values.update(node.writes)
+
+    def choose(self, value: int, among: Iterable[int]) -> None:
+        """Add a value that is one of several, if any of these is there."""
+        if not self.values.isdisjoint(among):
+            self.values.add(value)
