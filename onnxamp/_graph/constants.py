@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from onnxamp._facts.dtypes import FLOAT, FLOAT_TENSORS, LOW_TENSORS, Format
 from onnxamp._facts.ops import attribute, op_facts
@@ -177,8 +177,8 @@ class Constants:
     def fits(self, value: int, low: Format) -> bool:
         """Return whether low precision holds every number of a small float32 constant exactly; False of large ones."""
         source = self.source(value)
-        tensor = self.tensors.get(source)
-        array = self._array(source) if tensor is None else self._few(tensor)
+        array = self._few(source)
+        array = self._array(source) if array is None else array
         if array is None:
             return False
         rounded = array.astype(helper.tensor_dtype_to_np_dtype(low.elem)).astype(
@@ -217,11 +217,8 @@ class Constants:
 
     def _given(self, value: int) -> NDArray[Any] | None:
         """Return the elements of a small integer constant in its shape; None for other values."""
-        numbers = self.integers(value)
-        tensor = self.tensors.get(value)
-        if numbers is None or tensor is None:
-            return None if numbers is None else np.array(numbers)
-        return np.array(numbers, np.int64).reshape(tensor.dims)
+        numbers = self._few(value)
+        return None if numbers is None else numbers.astype(np.int64)
 
     def scalar(self, value: int) -> float | None:
         """Return the number in a constant of one element, None for any other value.
@@ -234,41 +231,30 @@ class Constants:
 
     def integers(self, value: int) -> list[int] | None:
         """Return the elements of a small integer constant; None for other values."""
-        tensor = self.tensors.get(value)
-        numbers = (
-            self._attribute(value, "value_ints")
-            if tensor is None
-            else self._few(tensor)
-        )
-        return None if numbers is None else [int(number) for number in numbers]
+        numbers = self._few(value)
+        return None if numbers is None else [int(one) for one in numbers.reshape(-1)]
 
     def _scalar(self, value: int) -> float | None:
+        numbers = self._few(value, most=1)
+        if numbers is None or numbers.ndim > 1 or numbers.size != 1:
+            return None
+        return float(numbers.item())
+
+    def _few(self, value: int, *, most: int = _FEW) -> NDArray[Any] | None:
+        """Return the elements of a small constant of numbers that the model stores; None for other values."""
         tensor = self.tensors.get(value)
         if tensor is None:
-            number = self._attribute(value, "value_float")
-            number = self._attribute(value, "value_int") if number is None else number
-            return None if number is None else float(number)
-        dims = tensor.dims[:]
-        is_single = len(dims) < 2 and prod(dims) == 1
-        numbers = self._few(tensor) if is_single else None
-        return None if numbers is None else float(numbers[0])
-
-    def _attribute(self, value: int, name: str) -> Any:
-        """Return an attribute of the Constant that produces the value."""
-        maker = self._makers.get(value)
-        if maker is None or maker.key != "Constant":
-            return None
-        return attribute(maker.proto, name)
-
-    def _few(self, tensor: TensorProto) -> NDArray[Any] | None:
-        """Return the elements of a small tensor of numbers; None for other tensors."""
-        if prod(tensor.dims[:]) > _FEW or tensor.data_type == TensorProto.STRING:
+            maker = self._makers.get(value)
+            if maker is None or maker.key != "Constant":
+                return None
+            return written_numbers(maker.proto)
+        if prod(tensor.dims[:]) > most or tensor.data_type == TensorProto.STRING:
             return None
         is_external = tensor.data_location == TensorProto.EXTERNAL
         # Most are float32, which is read without a look at every other type.
         if is_external or tensor.data_type == TensorProto.FLOAT:
-            return read_array(tensor, self.folder).reshape(-1)
-        return numpy_helper.to_array(tensor).reshape(-1)
+            return read_array(tensor, self.folder)
+        return numpy_helper.to_array(tensor)
 
     def _array(self, value: int) -> NDArray[np.float32] | None:
         """Return the elements of a node's output, unless a tensor holds them."""
@@ -280,11 +266,24 @@ class Constants:
                 np.zeros(1, np.float32)
             )
             return read_array(held, self.folder)
-        number = self._attribute(value, "value_float")
-        numbers = (
-            self._attribute(value, "value_floats") if number is None else [number]
-        )
-        return None if numbers is None else np.asarray(numbers, np.float32)
+        return written_numbers(maker.proto)
+
+
+def written_numbers(constant: NodeProto) -> NDArray[Any] | None:
+    """Return the numbers that a Constant has as attributes, and not as a tensor; None if it has none."""
+    for item in constant.attribute:
+        if item.name in _WRITTEN:
+            return np.asarray(helper.get_attribute_value(item), _WRITTEN[item.name])
+    return None
+
+
+_WRITTEN: Final[Mapping[str, type[np.generic]]] = {
+    "value_float": np.float32,
+    "value_floats": np.float32,
+    "value_int": np.int64,
+    "value_ints": np.int64,
+}
+"""Attributes of Constant that hold numbers, and their type."""
 
 
 Shapes: TypeAlias = Sequence[Shape | None] | Mapping[int, Shape | None]

@@ -13,6 +13,7 @@ from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS, elem_of
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.bounds.bound import UNKNOWN, Bound, between, hull, whole
 from onnxamp._graph.bounds.call import Call, Rules
+from onnxamp._graph.constants import written_numbers
 from onnxamp._graph.graph import Graph
 
 
@@ -108,11 +109,8 @@ def _filled(call: Call) -> Bound:
 
 def _written(call: Call) -> Bound:
     """Return the bound of a constant that is written as numbers."""
-    for name in ("value_float", "value_floats", "value_int", "value_ints"):
-        numbers = call.attribute(name)
-        if numbers is not None:
-            return Bound.of_array(np.asarray(numbers))
-    return UNKNOWN
+    numbers = written_numbers(call.node.proto)
+    return UNKNOWN if numbers is None else Bound.of_array(numbers)
 
 
 def _drawn(call: Call) -> Bound:

@@ -12,7 +12,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from onnxamp._base.errors import OnnxAmpError
 from onnxamp._facts.dtypes import elem_of
 from onnxamp._facts.ops import attribute, op_facts
-from onnxamp._graph.constants import MAKERS
+from onnxamp._graph.constants import MAKERS, written_numbers
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import ABSENT, Node
@@ -224,24 +224,9 @@ def _made(node: Node, graph: Graph) -> Number | None:
         held = attribute(proto, "value")
         array = np.zeros(1, np.float32) if held is None else _small(held, graph)
         return None if array is None else Number(array, stretched=True).uniform
-    for item in proto.attribute:
-        held = helper.get_attribute_value(item)
-        if item.name == "value":
-            array = _small(held, graph)
-            return None if array is None else Number(array)
-        if item.name in _TYPES:
-            array = np.asarray(held, _TYPES[item.name])
-            return Number(array) if array.size <= _MOST else None
-    return None
-
-
-_TYPES: Final[Mapping[str, type[np.generic]]] = {
-    "value_float": np.float32,
-    "value_floats": np.float32,
-    "value_int": np.int64,
-    "value_ints": np.int64,
-}
-"""Attributes of Constant that hold numbers, and their type."""
+    held = attribute(proto, "value")
+    array = written_numbers(proto) if held is None else _small(held, graph)
+    return Number(array) if array is not None and array.size <= _MOST else None
 
 
 def _small(tensor: TensorProto, graph: Graph) -> Array | None:

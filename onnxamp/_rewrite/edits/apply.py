@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import field, fields
 
-import numpy as np
 from google.protobuf.unknown_fields import UnknownFieldSet
 from onnx import (
     GraphProto,
@@ -22,6 +21,7 @@ from onnx import (
 from onnxamp._base.records import record
 from onnxamp._facts.dtypes import Format, retyped
 from onnxamp._facts.ops import attribute, op_facts, op_key
+from onnxamp._graph.constants import written_numbers
 from onnxamp._graph.editor import GraphEditor, drop_attributes, set_attribute
 from onnxamp._graph.types import declared_type, type_proto
 from onnxamp._graph.view import ABSENT, Node, View
@@ -356,9 +356,9 @@ def stored_value(proto: NodeProto) -> TensorProto:
     """Return the float32 number or numbers of a Constant."""
     held = attribute(proto, "value")
     if held is None:
-        number = attribute(proto, "value_float")
-        numbers = attribute(proto, "value_floats") if number is None else number
-        held = numpy_helper.from_array(np.asarray(numbers, np.float32))
+        numbers = written_numbers(proto)
+        assert numbers is not None
+        held = numpy_helper.from_array(numbers)
     tensor: TensorProto = held
     return tensor
 

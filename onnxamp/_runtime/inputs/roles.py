@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterator, Sequence
 from enum import Enum
-from math import isfinite, prod
+from math import isfinite
 from typing import Final, NamedTuple
 
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto
 
 from onnxamp._facts.ops import Lookup, attribute, op_facts
 from onnxamp._graph.graph import Graph
@@ -190,21 +190,9 @@ def _negates_mask(view: Graph, node: Node, port: int) -> bool:
     return node.key == "Sub" and port == 1 and _is_one(view, node.input(0))
 
 
-_NUMBERS: Final = ("value_int", "value_ints", "value_float", "value_floats")
-"""Attributes of Constant that hold numbers instead of a tensor."""
-
-
 def _is_one(graph: Graph, value: int) -> bool:
     """Return whether the value is a constant 1 of any type, directly or through a Cast."""
     cast = graph.producer(value, "Cast")
     source = value if cast is None else cast.input(0)
-    constants = graph.constants
-    tensor = constants.tensors.get(source)
-    if tensor is None:
-        maker = graph.producer(source, "Constant")
-        return maker is not None and any(
-            attribute(maker.proto, name) in (1, [1]) for name in _NUMBERS
-        )
-    if tensor.data_location == TensorProto.EXTERNAL or prod(tensor.dims) != 1:
-        return False
-    return bool(numpy_helper.to_array(tensor).item() == 1)
+    number = graph.constants.numbers(source, most=1)
+    return number is not None and number.size == 1 and bool(number.item() == 1)
