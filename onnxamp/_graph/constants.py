@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from onnxamp._facts.dtypes import FLOAT, FLOAT_TENSORS, LOW_TENSORS, Format
+from onnxamp._facts.dtypes import FLOAT, FLOAT_TENSORS, Format
 from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._graph.moved_numbers import moved
 from onnxamp._graph.shapes import DEFAULT_DIMENSION, Shape
@@ -83,28 +83,19 @@ class Constants:
         carriers = op_facts().carriers
         # Producers come first, so the source of a chain of carriers is known when its next node is visited.
         for node in view.order:
-            is_cast = node.key == "Cast"
-            if not is_cast and node.key not in carriers:
+            if node.key not in carriers:
                 continue
             source = node.input(0)
             if self.types[source] not in FLOAT_TENSORS:
                 continue
-            if node.key in carriers or self._is_raised(node):
-                self._sources |= dict.fromkeys(node.outputs, self.source(source))
-                self._moves |= dict.fromkeys(node.outputs, node)
-                if source in self._known:
-                    self._known.update(node.outputs)
+            self._sources |= dict.fromkeys(node.outputs, self.source(source))
+            self._moves |= dict.fromkeys(node.outputs, node)
+            if source in self._known:
+                self._known.update(node.outputs)
         # Omitted outputs share one index, so the entry for it means nothing.
         self._sources.pop(ABSENT, None)
         self._moves.pop(ABSENT, None)
         self._known.discard(ABSENT)
-
-    def _is_raised(self, cast: Node) -> bool:
-        """Return whether a Cast raises a low constant to float32, as Casts after stored weights do."""
-        source = cast.input(0)
-        is_low = self.types[source] in LOW_TENSORS
-        is_up = is_low and self.types[cast.outputs[0]] == FLOAT
-        return is_up and self.is_constant(source)
 
     def source(self, value: int) -> int:
         """Return the value from which this one's elements are moved or raised; the value itself if there is none."""

@@ -79,8 +79,7 @@ class Call:
 
     def integers(self, position: int) -> Sequence[int] | None:
         """Return the integers that a constant input holds; None if it is omitted or computed."""
-        value = self.node.input(position)
-        return None if value == ABSENT else self.graph.constants.integers(value)
+        return self.graph.constants.integers(self.node.input(position))
 
     def term(self, bound: Bound) -> Bound:
         """Return the bound of what the node computes before it adds something.
@@ -91,9 +90,7 @@ class Call:
 
     def numbers(self, position: int) -> NDArray[np.float32] | None:
         """Return the numbers of a float constant input; None if no tensor stores them."""
-        value = self.node.input(position)
-        is_constant = value != ABSENT and self.graph.constants.is_constant(value)
-        return self.graph.constants.numbers(value) if is_constant else None
+        return self.graph.constants.numbers(self.node.input(position))
 
 
 Rule: TypeAlias = Callable[[Call], "Bound | Sequence[Bound]"]

@@ -265,7 +265,7 @@ def _last_count(graph: Graph, state: _LoopState, trips: int) -> float:
     for owner in state.owners:
         for source, result in transfers(graph, graph.nodes[owner]):
             if result in state.values and source not in state.values:
-                number = None if source == ABSENT else graph.constants.uniform(source)
+                number = graph.constants.uniform(source)
                 if not _is_integer(number):
                     return infinite
                 first = max(first, abs(number or 0.0))

@@ -24,7 +24,6 @@ from onnxamp._graph.loops.count_marks import (
     CountMark,
 )
 from onnxamp._graph.loops.count_sources import count_sources
-from onnxamp._graph.numbers.index_paths import INTEGERS
 from onnxamp._graph.numbers.known import is_fixed
 from onnxamp._graph.view import ABSENT, Node, Origin, passed_from, passed_values
 
@@ -145,9 +144,6 @@ class _Spread:
         facts = op_facts()
         graph = self.graph
         given = [value for value in node.reads if graph.types[value] in FLOAT_TENSORS]
-        is_cast = node.key == "Cast" and bool(node.reads)
-        if is_cast and graph.types[node.reads[0]] in INTEGERS:
-            return POSITION
         if not given:
             return 0
         if node.key in facts.position_sinks and self.mark(given[0]) & POSITION:

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.match import readers_of
 from onnxamp._graph.view import ABSENT, Node, passed_from
 
 _WIDEST: Final = 1024
@@ -87,7 +88,7 @@ class Fading:
         if fate != Fate.DECAYS:
             return fate
         state = self.graph.passed_on(value)
-        for reader in self._readers(node):
+        for reader in readers_of(self.graph, node.outputs[0]):
             if reader.key not in op_facts().additive:
                 continue
             terms = [self._share(term, state) for term in reader.reads]
@@ -95,16 +96,6 @@ class Fading:
             if len(known) > 1 and sum(known) > self.largest:
                 return Fate.ACCUMULATES
         return fate
-
-    def _readers(self, node: Node) -> Iterator[Node]:
-        """Yield the nodes that read the results of a node, also through nodes that pass them on."""
-        stack = [node]
-        while stack:
-            for reader, _ in self.graph.readers(stack.pop()):
-                if reader.index in self.graph.passing:
-                    stack.append(reader)
-                else:
-                    yield reader
 
     def _share(self, value: int, state: int) -> float | None:
         """Return the magnitude of the constant by which a value multiplies a state; None if it does not."""
