@@ -7,7 +7,7 @@ inputs hardly show that, because noise has no quiet bins, so level auto does not
 """
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind
 from onnxamp._decide.patterns.norms import squared_value
@@ -24,7 +24,7 @@ def spectra(graph: Graph) -> Iterator[Hazard]:
     Complexity: linear.
     """
     seen = set[int]()
-    for end in _ends(graph, _signals(graph)):
+    for end in _ends(graph, _spectral(graph)):
         why = f"computes the spectrum for {end.label!r}"
         stack = [end]
         while stack:
@@ -37,25 +37,16 @@ def spectra(graph: Graph) -> Iterator[Hazard]:
             stack += [maker for maker in makers if maker is not None]
 
 
-class _Signals(NamedTuple):
-    """Values that sums, products and moves of data make of the inputs of a model, and of nothing else.
+def _spectral(graph: Graph) -> set[int]:
+    """Return the spectra: squares of sums of products, and what filters, means and bounds make of them.
 
-    Attributes:
-        every: all of them.
-        spectral: those that are spectra: squares of sums of products, and what filters, means and bounds make of them.
+    They are signals: what sums, products and moves of data make of the inputs of a model, and of nothing else.
     """
-
-    every: set[int]
-    spectral: set[int]
-
-
-def _signals(graph: Graph) -> _Signals:
-    """Find the signals of a graph, and the spectra among them."""
     facts = op_facts()
     arithmetic = facts.spectral_arithmetic | facts.transform_arithmetic
     transforms = facts.contractions | facts.transforms
     waiting = [*graph.scopes[0].inputs]
-    every = set(waiting)
+    signals = set(waiting)
     missing = dict[int, set[int]]()
     """Node -> the values that it reads and that are not known to be signals yet."""
     transformed = set[int]()
@@ -66,7 +57,7 @@ def _signals(graph: Graph) -> _Signals:
             if node.index not in missing:
                 missing[node.index] = set(graph.computed_inputs(node))
             missing[node.index].discard(value)
-            if missing[node.index] or not every.isdisjoint(node.writes):
+            if missing[node.index] or not signals.isdisjoint(node.writes):
                 continue
             read = graph.computed_inputs(node)
             is_spectral = not spectral.isdisjoint(read)
@@ -78,15 +69,14 @@ def _signals(graph: Graph) -> _Signals:
                 transformed.update(node.writes)
             if is_spectral or (is_transformed and _is_magnitude(graph, node)):
                 spectral.update(node.writes)
-            every.update(node.writes)
+            signals.update(node.writes)
             waiting += node.writes
-    return _Signals(every, spectral)
+    return spectral
 
 
-def _ends(graph: Graph, signals: _Signals) -> list[Node]:
+def _ends(graph: Graph, spectral: set[int]) -> list[Node]:
     """Return the nodes that amplify quiet parts of spectra."""
     facts = op_facts()
-    spectral = signals.spectral
     found = dict[int, Node]()
     for value in spectral:
         for node, port in graph.consumers(value):
