@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from onnxamp._decide.kinds import Hazard, HazardKind, in_range
-from onnxamp._decide.patterns.find import patterns_of
+from onnxamp._decide.patterns.find import pattern_nodes
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
@@ -39,7 +39,7 @@ def _is_normalized(graph: Graph, value: int, count: int) -> bool:
     """
     facts = op_facts()
     rounding = facts.quantize | facts.dequantize
-    ends = graph.ask(_softmax_nodes)
+    ends = graph.ask(pattern_nodes, "softmax")
     stack = [value]
     for _ in range(_REACH):
         if not stack:
@@ -73,11 +73,6 @@ def _divisor(graph: Graph, node: Node) -> int:
 
 _REACH: Final = 16
 """Nodes between a sum and the Softmax of its weights: masks, Dropout, movement."""
-
-
-def _softmax_nodes(graph: Graph) -> frozenset[int]:
-    """Return the nodes of decomposed softmaxes."""
-    return frozenset().union(*(match.nodes for match in patterns_of(graph, "softmax")))
 
 
 def _leads_to_sum(graph: Graph, value: int) -> bool:

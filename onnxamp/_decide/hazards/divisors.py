@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from onnxamp._decide.kinds import Claim, Effect, Fault, Hazard, HazardKind
-from onnxamp._decide.patterns.find import GROWING, patterns_of
+from onnxamp._decide.patterns.find import GROWING, pattern_nodes
 from onnxamp._decide.patterns.norms import squared_value
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import op_facts
@@ -34,7 +34,7 @@ def vanishing_divisors(graph: Graph, low: Format) -> Iterator[Hazard]:
     arithmetic = facts.odds_arithmetic | facts.norm_arithmetic
     # A sum with something else does not vanish, and neither does a product if that is large.
     small = Unmixed(graph, set(), facts.additive | facts.commutative)
-    patterns: set[int] | None = None
+    patterns: frozenset[int] | None = None
     read = set[int]()
     for node in graph.computing:
         divisors = [node.input(port) for port in facts.divisors.get(node.key, ())]
@@ -45,7 +45,7 @@ def vanishing_divisors(graph: Graph, low: Format) -> Iterator[Hazard]:
                 small.pass_through(node)
             continue
         if patterns is None:
-            patterns = _in_patterns(graph)
+            patterns = pattern_nodes(graph, *GROWING)
         if node.key not in facts.logarithms and node.index not in patterns:
             yield from _hazards_of(graph, node, small.values, low, read)
 
@@ -91,11 +91,6 @@ def _vanishes(graph: Graph, node: Node) -> bool:
     return squared_value(graph, node) != ABSENT and not graph.constants.is_constant(
         node.output(0)
     )
-
-
-def _in_patterns(graph: Graph) -> set[int]:
-    """Return the nodes of decomposed ops."""
-    return set[int]().union(*(one.nodes for one in patterns_of(graph, *GROWING)))
 
 
 class _Divisors(HazardKind):

@@ -20,7 +20,7 @@ from onnxamp._decide.kinds import (
     in_range,
     large_enough,
 )
-from onnxamp._decide.patterns.find import GROWING, patterns_of
+from onnxamp._decide.patterns.find import GROWING, pattern_nodes
 from onnxamp._facts.dtypes import Format
 from onnxamp._graph.exact_walks import readers_through_exact
 from onnxamp._graph.graph import Graph
@@ -195,9 +195,7 @@ class _Magnitudes(HazardKind):
 
     def find_in_low(self, graph: Graph, low: Format, /) -> Iterator[Hazard]:
         """Return the hazards but those of squares in decomposed patterns, which audits report by themselves."""
-        known = set[int]()
-        for match in patterns_of(graph, *GROWING):
-            known |= match.nodes
+        known = pattern_nodes(graph, *GROWING)
         return (one for one in self.find(graph, low) if one.node not in known)
 
 

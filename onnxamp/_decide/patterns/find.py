@@ -64,3 +64,8 @@ TIED: Final = ("gelu", "silu", "normalization")
 def patterns_of(graph: Graph, *kinds: str) -> Iterator[Match]:
     """Return the patterns of some kinds."""
     return (match for match in graph.ask(find_patterns) if match.kind in kinds)
+
+
+def pattern_nodes(graph: Graph, *kinds: str) -> frozenset[int]:
+    """Return the nodes of the patterns of some kinds."""
+    return frozenset().union(*(match.nodes for match in patterns_of(graph, *kinds)))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
-from onnxamp._decide.patterns.find import patterns_of
+from onnxamp._decide.patterns.find import pattern_nodes
 from onnxamp._decide.patterns.norms import squared_value
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
@@ -22,7 +22,7 @@ def named_forms(graph: Graph, name: str) -> frozenset[int]:
         if finder is not None:
             found.update(finder(graph, ops_named(name)))
         else:
-            found.update(*(match.nodes for match in patterns_of(graph, kind)))
+            found |= pattern_nodes(graph, kind)
     return frozenset(found)
 
 
