@@ -22,11 +22,11 @@ from onnxamp._decide.kinds import (
 )
 from onnxamp._decide.patterns.find import patterns_of
 from onnxamp._decide.patterns.fusion_groups import absorbed_casts
-from onnxamp._decide.patterns.norms import squared_value
 from onnxamp._facts.dtypes import FLOAT, FLOAT16, Format, lows_among
 from onnxamp._facts.ops import is_exact, op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.masks.paths import mask_path
+from onnxamp._graph.numbers.powers import squared_value
 from onnxamp._graph.raised import RaisedGraph
 from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import ABSENT, Node

@@ -9,11 +9,11 @@ from typing import Final
 
 from onnxamp._decide.kinds import Claim, Effect, Fault, Hazard, HazardKind
 from onnxamp._decide.patterns.find import GROWING, pattern_nodes
-from onnxamp._decide.patterns.norms import squared_value
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.exact_walks import readers_through_exact
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.numbers.powers import squared_value
 from onnxamp._graph.numbers.unmixed import Unmixed
 from onnxamp._graph.view import ABSENT, Node
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind
-from onnxamp._decide.patterns.norms import squared_value
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.numbers.powers import squared_value
 from onnxamp._graph.view import ABSENT, Node
 
 

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from onnxamp._decide.patterns.find import pattern_nodes
-from onnxamp._decide.patterns.norms import squared_value
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.numbers.powers import squared_value
 from onnxamp._graph.view import ABSENT
 from onnxamp._options.lists import forms_named, ops_named
 

@@ -3,9 +3,9 @@
 from onnxamp._decide.patterns.steps import REACH, back_to_reduction, carries_on
 from onnxamp._facts.dtypes import FLOAT
 from onnxamp._facts.ops import op_facts
-from onnxamp._graph.exact_walks import moved_from
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.match import maker_of
+from onnxamp._graph.numbers.powers import squared_value
 from onnxamp._graph.view import ABSENT, Node
 
 
@@ -44,29 +44,6 @@ def _root_of_squares(graph: Graph, root: Node) -> set[int]:
             return set()
     nodes, bases = _variance(graph, root)
     return nodes if bases else set()
-
-
-def squared_value(graph: Graph, node: Node) -> int:
-    """Return the value that the node squares; ABSENT if it is not a square."""
-    values = set(map(graph.passed_on, node.inputs))
-    is_of_one = len(values) == 1 and len(node.inputs) == 2
-    is_square = (
-        node.key == "ReduceSumSquare"
-        or (node.key in ("Mul", "Einsum") and is_of_one)
-        or (node.key == "Pow" and graph.constants.uniform(node.input(1)) == 2.0)
-    )
-    shape = graph.shapes[node.outputs[0]] if node.key == "MatMul" else None
-    if shape is not None and shape[-2:] in ((), (1,), (1, 1)):
-        return _multiplied_by_itself(graph, node)
-    return graph.passed_on(node.inputs[0]) if is_square else ABSENT
-
-
-def _multiplied_by_itself(graph: Graph, product: Node) -> int:
-    """Return the value whose vectors a node that makes single numbers multiplies by themselves; ABSENT for others."""
-    one, other = product.inputs
-    source, _ = moved_from(graph, one)
-    is_same = source == moved_from(graph, other)[0]
-    return graph.passed_on(source) if is_same else ABSENT
 
 
 def _squared_by(graph: Graph, node: Node) -> set[int]:

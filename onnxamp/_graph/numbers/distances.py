@@ -11,6 +11,7 @@ from typing import Final
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.exact_walks import moved_from
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.numbers.powers import squared_value
 from onnxamp._graph.view import ABSENT, Node
 
 _REACH: Final = 16
@@ -31,7 +32,7 @@ def expanded_distances(graph: Graph) -> Iterator[frozenset[int]]:
             starts.setdefault(value, []).append(node)
     for node in graph.nodes_of({"ReduceL2"}):
         for square, _ in graph.consumers(node.outputs[0]):
-            if _is_square(graph, square):
+            if squared_value(graph, square) != ABSENT:
                 value, moving = moved_from(graph, node.inputs[0])
                 squares[value].append({node.index, square.index, *moving})
                 starts.setdefault(value, []).append(square)
@@ -54,19 +55,10 @@ def _squared(graph: Graph, reduction: Node) -> tuple[int, list[int]]:
     if reduction.key == "ReduceSumSquare":
         return moved_from(graph, read)
     maker = graph.producer(graph.passed_on(read), "Mul", "Pow")
-    if maker is None:
-        return ABSENT, []
-    if not _is_square(graph, maker):
+    if maker is None or squared_value(graph, maker) == ABSENT:
         return ABSENT, []
     value, moving = moved_from(graph, maker.inputs[0])
     return value, [maker.index, *moving]
-
-
-def _is_square(graph: Graph, node: Node) -> bool:
-    """Return whether a node squares its first input."""
-    if node.key == "Pow":
-        return graph.constants.uniform(node.input(1)) == 2
-    return node.key == "Mul" and len(set(map(graph.passed_on, node.inputs))) == 1
 
 
 def _joined(graph: Graph, product: Node, square: Node) -> set[int]:
