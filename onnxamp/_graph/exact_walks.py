@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 
@@ -36,6 +37,25 @@ def makers_through_exact(graph: Graph, value: int) -> Iterator[Node]:
             yield maker
             if maker.index in graph.exact:
                 stack += (value for _, value in graph.float_inputs(maker))
+
+
+def before_offsets(graph: Graph, value: int, most: int) -> list[Node]:
+    """Return the nodes that make a value, from the last one back to the first that does more than add or move.
+
+    There are none if they are more than ``most``, or if an input of the model leads there.
+    """
+    found = list[Node]()
+    while len(found) < most:
+        maker = graph.producer(value)
+        if maker is None:
+            return []
+        found.append(maker)
+        computed = graph.computed_inputs(maker)
+        is_kept = maker.key in op_facts().additive | {"Cast"}
+        if not (is_kept or maker.index in graph.exact) or len(computed) != 1:
+            return found
+        value = computed[0]
+    return []
 
 
 def moved_from(graph: Graph, value: int) -> tuple[int, list[int]]:

@@ -8,6 +8,7 @@ from onnxamp._decide.kinds import Claim, Hazard, HazardKind, in_range
 from onnxamp._decide.patterns.find import GROWING, patterns_of
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import op_facts
+from onnxamp._graph.exact_walks import before_offsets
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.match import Match
 from onnxamp._graph.view import Node
@@ -177,21 +178,9 @@ def divided_products(graph: Graph, low: Format) -> Iterator[Hazard]:
 
 def _back_to_product(graph: Graph, value: int) -> list[Node]:
     """Return the nodes from a part of sums of products back to what adds them up, the last; none for other values."""
-    facts = op_facts()
-    found = list[Node]()
-    while len(found) < _REACH:
-        maker = graph.producer(value)
-        if maker is None:
-            break
-        found.append(maker)
-        if maker.key in facts.contractions:
-            return found
-        computed = graph.computed_inputs(maker)
-        is_guard = maker.key in facts.additive
-        if len(computed) != 1 or not (is_guard or maker.index in graph.exact):
-            break
-        value = computed[0]
-    return []
+    found = before_offsets(graph, value, _REACH)
+    is_product = bool(found) and found[-1].key in op_facts().contractions
+    return found if is_product else []
 
 
 def _sums_before(graph: Graph, product: Node) -> list[Node]:

@@ -21,7 +21,11 @@ from onnxamp._decide.kinds import (
 )
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import attribute, attribute_of, op_facts
-from onnxamp._graph.exact_walks import makers_through_exact, readers_through_exact
+from onnxamp._graph.exact_walks import (
+    before_offsets,
+    makers_through_exact,
+    readers_through_exact,
+)
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.numbers.channels import channel_factors
 from onnxamp._graph.numbers.damaged import damaged
@@ -80,7 +84,7 @@ def tiny_channels(graph: Graph, low: Format) -> Iterator[Hazard]:
     """
     least = DIGITS * low.smallest_subnormal
     for value in graph.scopes[0].outputs:
-        nodes = _ending(graph, value)
+        nodes = before_offsets(graph, value, _MOST_ENDING)
         factors = channel_factors(graph, nodes[-1]) if nodes else None
         if factors is None:
             continue
@@ -104,23 +108,6 @@ def _offsets(graph: Graph, nodes: Sequence[Node], count: int) -> NDArray[np.floa
             if numbers is not None and numbers.size in (1, count):
                 total += numbers.reshape(-1)
     return np.abs(total)
-
-
-def _ending(graph: Graph, value: int) -> list[Node]:
-    """Return the nodes that make a result, from the last one back to the first that does more than add or move."""
-    found = list[Node]()
-    while len(found) < _MOST_ENDING:
-        maker = graph.producer(value)
-        if maker is None:
-            return []
-        found.append(maker)
-        computed = graph.computed_inputs(maker)
-        is_kept = maker.key in op_facts().additive | {"Cast"}
-        is_kept = is_kept or maker.index in graph.exact
-        if not is_kept or len(computed) != 1:
-            return found
-        value = computed[0]
-    return []
 
 
 _MOST_ENDING: Final = 5
