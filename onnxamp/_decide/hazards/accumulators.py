@@ -17,14 +17,6 @@ _USUAL: Final = 64
 """Magnitude of activations that means and norms should tolerate."""
 
 
-def accumulator_hazards(graph: Graph, low: Format, target: str) -> Iterator[Hazard]:
-    """Yield nodes whose sums overflow in float16 on the target. Complexity: linear in nodes."""
-    profile = profile_of(target)
-    if profile is not None and low is FLOAT16:
-        yield from _overflowing_sums(graph, profile)
-        yield from _cancelling(graph, profile)
-
-
 def _overflowing_sums(graph: Graph, profile: Profile) -> Iterator[Hazard]:
     """Yield means and norms over so many elements that their sum, or that of squares, may overflow."""
     risky = frozenset(op for op, fact in profile.sums.items() if fact.overflows)
@@ -60,7 +52,10 @@ class _Accumulators(HazardKind):
     title = "the target would sum up or subtract in float16"
 
     def find_on(self, graph: Graph, low: Format, target: str, /) -> Iterator[Hazard]:
-        return accumulator_hazards(graph, low, target)
+        profile = profile_of(target)
+        if profile is not None and low is FLOAT16:
+            yield from _overflowing_sums(graph, profile)
+            yield from _cancelling(graph, profile)
 
     def breaks_always(self, op: str, low: Format, target: str, /) -> bool:
         profile = profile_of(target)

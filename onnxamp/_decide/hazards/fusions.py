@@ -9,15 +9,6 @@ from onnxamp._facts.dtypes import Format
 from onnxamp._graph.graph import Graph
 
 
-def cast_absorbed(graph: Graph, low: Format) -> Iterator[Hazard]:
-    """Yield producers whose Cast to float32 a fusion would absorb: computed in float32, they need no Cast there."""
-    for value, mean in graph.ask(absorbed_casts, low).items():
-        producer = graph.producer(value)
-        if producer is not None:
-            why = f"ONNX Runtime would fuse a Cast in front of {mean!r} into the normalization, and fail to load the model"
-            yield Hazard(producer.index, KIND, why)
-
-
 class _Fusions(HazardKind):
     value = "runtime fusion"
     title = "a Cast here would be absorbed by a fusion of the runtime"
@@ -27,7 +18,15 @@ class _Fusions(HazardKind):
     ends_by_folding = True
 
     def find(self, graph: Graph, low: Format, /) -> Iterator[Hazard]:
-        return cast_absorbed(graph, low)
+        for value, mean in graph.ask(absorbed_casts, low).items():
+            producer = graph.producer(value)
+            # Computed in float32, it needs no Cast there.
+            if producer is not None:
+                why = (
+                    f"ONNX Runtime would fuse a Cast in front of {mean!r} into the normalization, and fail to load the"
+                    " model"
+                )
+                yield Hazard(producer.index, KIND, why)
 
 
 KIND: Final = _Fusions()

@@ -22,7 +22,7 @@ from onnxamp._facts.providers import (
     emulated_arithmetic,
     profile_of,
 )
-from onnxamp._facts.tables import target_names
+from onnxamp._facts.tables import device_of, target_names
 from onnxamp._graph.constants import terms_of
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
@@ -44,12 +44,9 @@ _RESHAPE: Final = 5
 
 def long_products(graph: Graph, low: Format, target: str) -> Iterator[Hazard]:
     """Yield products of so many terms that the error of their float16 sum is too large. Complexity: linear in nodes."""
-    profile = profile_of(target)
-    if profile is None or low is not FLOAT16:
-        return
-    for node, terms, error in _products(graph, profile):
+    for node, terms, error in _products(graph, low, target):
         if error > _BEARABLE:
-            text = f"{profile.name} sums up {terms:,} products in float16, with an error of about {100 * error:.1f} %"
+            text = f"{device_of(target)} sums up {terms:,} products in float16, with an error of about {100 * error:.1f} %"
             yield Hazard(node, KIND, text)
 
 
@@ -59,22 +56,22 @@ def accumulation_shares(graph: Graph, low: Format, target: str) -> Mapping[int, 
 
     Complexity: linear in nodes.
     """
-    profile = profile_of(target)
-    if profile is None or low is not FLOAT16:
-        return {}
-    errors = (
-        (node, error)
-        for node, _, error in _products(graph, profile)
-        if error > NEGLIGIBLE
-    )
+    errors = {node: error for node, _, error in _products(graph, low, target)}
     # Above the limit, the hazard itself decides.
-    return {node: min(1.0, (error / _BEARABLE) ** 2) for node, error in errors}
+    return {
+        node: min(1.0, (error / _BEARABLE) ** 2)
+        for node, error in errors.items()
+        if error > NEGLIGIBLE
+    }
 
 
-def _products(graph: Graph, profile: Profile) -> Iterator[tuple[int, int, float]]:
+def _products(
+    graph: Graph, low: Format, target: str
+) -> Iterator[tuple[int, int, float]]:
     """Yield products that are summed up in float16, with their terms and their relative errors."""
-    lossy = _lossy(profile)
-    for node in graph.nodes_of(frozenset(lossy)):
+    profile = profile_of(target)
+    lossy = _lossy(profile) if profile is not None and low is FLOAT16 else {}
+    for node in graph.nodes_of(lossy):
         terms = terms_of(node, graph.shapes)
         if terms is not None:
             yield node.index, terms, lossy[node.key].error(terms)

@@ -16,20 +16,6 @@ from onnxamp._graph.numbers.known import is_rounded
 from onnxamp._graph.view import ABSENT
 
 
-def state_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
-    """Yield the nodes and ports through which accumulated state passes, and ops that multiply along an axis."""
-    for (index, value), why in graph.ask(accumulated, low).ports.items():
-        node = graph.nodes[index]
-        # Counters of an integer type are exact.
-        carries = node.writes if value == ABSENT else (value,)
-        if any(holds_float(graph.types[one]) for one in carries):
-            claims = counts_exactly(graph, node, value)
-            yield Hazard(index, KIND, why, value=value, unless=claims)
-    for node in graph.nodes_of(op_facts().cumulative):
-        why = "multiplies all elements up to each one"
-        yield Hazard(node.index, KIND, why, unless=counts_exactly(graph, node))
-
-
 class _States(HazardKind):
     value = "accumulated state"
     title = "state that accumulates from one iteration to the next"
@@ -41,7 +27,16 @@ class _States(HazardKind):
     )
 
     def find(self, graph: Graph, low: Format, /) -> Iterator[Hazard]:
-        return state_hazards(graph, low)
+        for (index, value), why in graph.ask(accumulated, low).ports.items():
+            node = graph.nodes[index]
+            # Counters of an integer type are exact.
+            carries = node.writes if value == ABSENT else (value,)
+            if any(holds_float(graph.types[one]) for one in carries):
+                claims = counts_exactly(graph, node, value)
+                yield Hazard(index, KIND, why, value=value, unless=claims)
+        for node in graph.nodes_of(op_facts().cumulative):
+            why = "multiplies all elements up to each one"
+            yield Hazard(node.index, KIND, why, unless=counts_exactly(graph, node))
 
     def loses(self, graph: Graph, weight: int, low: Format, /) -> bool:
         return is_rounded(graph, weight, low)
