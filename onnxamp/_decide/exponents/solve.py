@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxamp._base.groups import Groups
 from onnxamp._base.optional import require
 from onnxamp._decide.exponents.relations import (
     ABSENT,
@@ -42,22 +43,12 @@ def components(
 
     Complexity: near linear in members and joined ones.
     """
-    members = list(members)
-    parents = {member: member for member in members}
-
-    def root(member: int) -> int:
-        """Return the member that stands for a group, and shorten the path to it for later calls."""
-        while parents[member] != member:
-            parents[member] = parents[parents[member]]
-            member = parents[member]
-        return member
-
-    for first, *others in joined:
-        for other in others:
-            parents[root(other)] = root(first)
+    groups = Groups()
+    for row in joined:
+        groups.join(row)
     found: dict[int, list[int]] = {}
     for member in members:
-        found.setdefault(root(member), []).append(member)
+        found.setdefault(groups.first(member), []).append(member)
     return list(found.values())
 
 

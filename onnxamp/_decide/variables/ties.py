@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from itertools import repeat
 
-from onnxamp._decide.variables.ports import HIGH, NONE, Variable
+from onnxamp._base.groups import Groups
+from onnxamp._decide.variables.ports import HIGH, Variable
 from onnxamp._graph.view import ABSENT
 
 
 class TiedVariables:
-    """A list of variables that grows, with groups that are merged (union-find).
+    """A list of variables that grows, with groups of equal ones: the oldest of each decides.
 
     Attributes:
         all: the variables.
@@ -18,40 +19,27 @@ class TiedVariables:
     def __init__(self) -> None:
         self.all = list[Variable]()
         self.fixed_high = set[int]()
-        self._parents = list[int]()
+        self._groups = Groups()
 
     def add(self, node: int, params: Sequence[str], value: int = ABSENT) -> range:
         """Add a variable for each parameter of a node, or one for an initializer, and return their indices."""
         first = len(self.all)
         added = range(first, first + len(params))
         self.all += map(Variable, added, repeat(node), params, repeat(value))
-        self._parents += added
         return added
 
     def join(self, variables: Sequence[int]) -> None:
         """Make variables equal; HIGH among them fixes them all."""
-        first, *others = [variable for variable in variables if variable >= 0] or [
-            NONE
-        ]
-        for variable in others:
-            # The older one decides, so that the order of ties does not matter.
-            older, newer = sorted((self._root(first), self._root(variable)))
-            self._parents[newer] = older
-        if first >= 0 and HIGH in variables:
-            self.fixed_high.add(first)
+        own = [variable for variable in variables if variable >= 0]
+        self._groups.join(own)
+        if own and HIGH in variables:
+            self.fixed_high.add(own[0])
 
     def roots(self) -> list[int]:
         """Return for each variable the one that decides for it."""
+        groups = self._groups
         # Most variables are tied to none and decide for themselves.
         return [
-            own if parent == own else self._root(own)
-            for own, parent in enumerate(self._parents)
+            groups.first(own) if own in groups.above else own
+            for own in range(len(self.all))
         ]
-
-    def _root(self, variable: int) -> int:
-        """Return the variable that decides for this one, and shorten the path to it."""
-        parents = self._parents
-        while parents[variable] != variable:
-            parents[variable] = parents[parents[variable]]
-            variable = parents[variable]
-        return variable

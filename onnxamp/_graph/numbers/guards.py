@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from onnxamp._base.groups import Groups
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.numbers.known import is_known
@@ -45,15 +46,11 @@ class GuardWalks:
         self.guards = set[int]()
         self.ends = [list[int]() for _ in range(epsilons)]
         self._met = dict[int, int]()
-        self._joined = list(range(epsilons))
+        self._groups = Groups()
 
     def group(self, number: int) -> int:
         """Return the epsilon that stands for all whose walks met that of this one."""
-        joined = self._joined
-        while joined[number] != number:
-            joined[number] = joined[joined[number]]
-            number = joined[number]
-        return number
+        return self._groups.first(number)
 
     def follow(self, node: Node, number: int) -> Iterator[Guarded]:
         """Yield the ops that an epsilon guards, each followed by the nodes between them, back to the epsilon.
@@ -97,7 +94,7 @@ class GuardWalks:
     def _meet(self, number: int, node: int) -> None:
         """Join the walk of an epsilon with the one that came to a node before."""
         if node in self._met:
-            self._joined[self.group(number)] = self.group(self._met[node])
+            self._groups.join((number, self._met[node]))
         self._met[node] = number
 
 
