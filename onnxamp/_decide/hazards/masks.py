@@ -31,7 +31,7 @@ def masks(graph: Graph, low: Format) -> Iterator[Hazard]:
 
     Complexity: linear; a path is walked once, however many of its nodes read large constants.
     """
-    leading = mask_arithmetic(graph)
+    leading = mask_arithmetic(graph, graph.nodes_of(op_facts().mask_sinks))
     divisors = op_facts().divisors
     walked: set[int] = set()
     kept: set[int] = set()

@@ -13,7 +13,7 @@ from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.masks.added import AddedMasks, added_masks
 from onnxamp._graph.masks.given import Given
-from onnxamp._graph.masks.paths import mask_path
+from onnxamp._graph.masks.paths import mask_arithmetic, mask_path
 from onnxamp._graph.masks.rows import row_axis, softmaxes
 from onnxamp._graph.numbers.known import stats_of
 from onnxamp._graph.view import Node, Origin
@@ -37,7 +37,8 @@ def _with_made_masks(graph: Graph) -> AddedMasks:
     sinks = softmaxes(graph)
     given = Given(graph)
     masks = dict[int, int]()
-    for node in _sums(graph, sinks):
+    leading = graph.at(mask_arithmetic(graph, graph.at(sinks)))
+    for node in (one for one in leading if one.key in op_facts().additive):
         value = _mask_of(graph, given, node)
         if value is not None and value not in found.values:
             masks[node.index] = value
@@ -60,22 +61,6 @@ def _with_made_masks(graph: Graph) -> AddedMasks:
         shifts={**found.shifts, **shifts},
         sums=found.sums | (sums - repeated),
     )
-
-
-def _sums(graph: Graph, sinks: AbstractSet[int]) -> list[Node]:
-    """Return the nodes that add something on the way to a Softmax, in low precision as well."""
-    facts = op_facts()
-    found = set[int]()
-    stack = [*graph.at(sinks)]
-    while stack:
-        for value in stack.pop().reads:
-            maker = graph.producer(value)
-            if maker is None or maker.index in found:
-                continue
-            if maker.key in facts.mask_arithmetic:
-                found.add(maker.index)
-                stack.append(maker)
-    return [node for node in graph.at(found) if node.key in facts.additive]
 
 
 def _repeated(graph: Graph, sums: AbstractSet[int]) -> set[int]:

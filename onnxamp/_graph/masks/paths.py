@@ -1,5 +1,7 @@
 """Paths of attention masks: from a constant through mask arithmetic to each Softmax that it reaches."""
 
+from collections.abc import Iterable
+
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
@@ -10,7 +12,7 @@ from onnxamp._model.weights import SENTINEL
 def sentinel_paths(graph: Graph, low: Format) -> list[list[int]]:
     """Return groups of nodes in one precision: the ops from a sentinel constant to its Softmax, both ends included."""
     groups = []
-    leading = mask_arithmetic(graph)
+    leading = mask_arithmetic(graph, graph.nodes_of(op_facts().mask_sinks))
     walked: set[int] = set()
     for node in graph.at(leading):
         read = (value for _, value in graph.float_inputs(node))
@@ -35,14 +37,13 @@ def holds_sentinel(graph: Graph, low: Format, value: int) -> bool:
     return stats is not None and stats.has_sentinel(low) and stats.largest >= SENTINEL
 
 
-def mask_arithmetic(graph: Graph) -> set[int]:
-    """Return nodes of mask arithmetic that lead to a Softmax, found upstream from all of them at once."""
+def mask_arithmetic(graph: Graph, sinks: Iterable[Node]) -> set[int]:
+    """Return nodes of mask arithmetic that lead to some nodes, found upstream from all of them at once."""
     walk = op_facts().mask_arithmetic
-    sinks = op_facts().mask_sinks
-    stack = graph.nodes_of(sinks)
-    found = {node.index for node in stack if node.key in walk}
+    stack = [*sinks]
+    found = set[int]()
     while stack:
-        for _, value in graph.float_inputs(stack.pop()):
+        for value in stack.pop().reads:
             maker = graph.producer(value)
             if maker is not None and maker.index not in found and maker.key in walk:
                 found.add(maker.index)
