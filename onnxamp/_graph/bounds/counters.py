@@ -41,6 +41,20 @@ class Increment(NamedTuple):
         return contains(other.total, self.total) and contains(other.reach, self.reach)
 
 
+class Counter(NamedTuple):
+    """A state to which each turn of a loop adds something.
+
+    Attributes:
+        added: what a turn adds.
+        during: the bound before any turn.
+        end: the bound after the last turn.
+    """
+
+    added: Increment
+    during: Bound
+    end: Bound
+
+
 def most_turns(graph: Graph, loop: Node, count: Bound) -> float:
     """Return how many turns a Loop or Scan takes at most; infinity if that is unknown.
 

@@ -71,7 +71,7 @@ def _instance(call: Call) -> Bound:
     """Return the bound of a normalization of each channel."""
     shape = call.shape(0)
     elements = inf if shape is None else count(shape, range(2, len(shape)))
-    return _by_channel(call, unit(elements, row=sqrt(elements)), 1, 2)
+    return _by_channel(call, unit(elements, row=sqrt(elements)))
 
 
 def _group(call: Call) -> Bound:
@@ -82,22 +82,22 @@ def _group(call: Call) -> Bound:
     # Without places, a row goes through all groups.
     is_within_group = shape is not None and len(shape) > _CHANNELS
     row = sqrt(elements if is_within_group else whole)
-    return _by_channel(call, unit(elements, row=row), 1, 2)
+    return _by_channel(call, unit(elements, row=row))
 
 
 _CHANNELS: Final = 2
 """The rank of a batch of channels without places."""
 
 
-def _by_channel(call: Call, x: Bound, scale: int, bias: int) -> Bound:
+def _by_channel(call: Call, x: Bound) -> Bound:
     """Return the bound of channels that are scaled and shifted, each by its own numbers."""
-    limit = call[scale].magnitude
+    limit = call[1].magnitude
     scaled = Bound(
         low=times(x.low, limit),
         high=times(x.high, limit),
         row=times(x.row, limit),
     ).sized(call.width())
-    return call.term(scaled) + call[bias].bare
+    return call.term(scaled) + call[2].bare
 
 
 def _batch(call: Call) -> Sequence[Bound]:

@@ -194,15 +194,9 @@ def _filtered(call: Call, sums: WeightSums | None) -> Bound:
         return _by_terms(call)
     x = hull([call[0], between(0.0, 0.0)])
     low, high = weighted(x, sums, call, uses_norms=False)
-    return call.term(_around(low, high)) + _per_channel(call, 2)
-
-
-def _per_channel(call: Call, position: int) -> Bound:
-    """Return the bound of a bias with a number for each channel, which stands along no axis of the result's rows."""
-    if not call.has(position):
-        return between(0.0, 0.0)
-    bias = call[position]
-    return bias.bare
+    # A bias has a number for each channel, which stands along no axis of the result's rows.
+    bias = call[2].bare if call.has(2) else between(0.0, 0.0)
+    return call.term(_around(low, high)) + bias
 
 
 def _conv(call: Call) -> Bound:

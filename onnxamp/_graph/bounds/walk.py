@@ -28,10 +28,16 @@ from onnxamp._graph.bounds.bound import (
 )
 from onnxamp._graph.bounds.bounds import Bounds
 from onnxamp._graph.bounds.call import Call, Rules, Stretch
-from onnxamp._graph.bounds.counters import after_turns, increment, most_turns, widened
-from onnxamp._graph.bounds.loops import Counter, bodies_of
+from onnxamp._graph.bounds.counters import (
+    Counter,
+    after_turns,
+    increment,
+    most_turns,
+    widened,
+)
 from onnxamp._graph.bounds.ratios import Ratio, quotient, ratio_of
 from onnxamp._graph.bounds.rounding import Rounding, rounding
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import height, width
 from onnxamp._graph.view import (
     ABSENT,
@@ -55,6 +61,20 @@ RULE_MODULES: Final = (formulas, moved, normalized, products, sources)
 def rules() -> Rules:
     """Return all rules by op."""
     return {op: rule for module in RULE_MODULES for op, rule in module.RULES.items()}
+
+
+def _bodies_of(graph: Graph) -> dict[int, Sequence[Node]]:
+    """Return the nodes of the bodies of each node that has any, in the order in which they are computed."""
+    found = dict[int, Sequence[Node]]()
+    counts = dict[int, int]()
+    for position, node in enumerate(graph.order):
+        if node.bodies:
+            inner = [graph.scopes[body].nodes for _, body in node.bodies]
+            count = sum(len(nodes) for nodes in inner)
+            count += sum(counts.get(index, 0) for nodes in inner for index in nodes)
+            counts[node.index] = count
+            found[node.index] = graph.order[position - count : position]
+    return found
 
 
 class BoundsWalk:
@@ -83,7 +103,7 @@ class BoundsWalk:
         self._stretch = stretch
         self._error = _ROUNDINGS * bounds.low.epsilon / 2.0
         self._low_sums = low_sums(bounds.low, target)
-        self._bodies = bodies_of(bounds.graph)
+        self._bodies = _bodies_of(bounds.graph)
 
     def solve(self, nodes: Sequence[Node]) -> None:
         """Bound the results of nodes, each after those that it depends on and after those of its bodies."""
