@@ -70,13 +70,9 @@ class Evaluator:
         if value in numbers:
             return numbers[value]
         tensor = self.graph.constants.tensors.get(value) or self.defaults.get(value)
-        if tensor is None:
-            return ()
-        array = _small(tensor, self.graph)
-        return () if array is None else (Number(array),)
-
-    def made(self, value: int) -> Numbers:
-        """Return the numbers of a Constant or ConstantOfShape; none of other values."""
+        if tensor is not None:
+            array = _small(tensor, self.graph)
+            return () if array is None else (Number(array),)
         maker = self.graph.producer(value, *MAKERS)
         number = None if maker is None else _made(maker, self.graph)
         return () if number is None else (number,)

@@ -291,17 +291,8 @@ class _NumberWalk:
         return self.arrays[value]
 
     def _array(self, value: int) -> NDArray[Any] | None:
-        known = self.known.get(value)
-        source = value if known else self.graph.constants.source(value)
-        # Most values are no constants.
-        is_constant = self.graph.constants.is_constant(value)
-        if not known and not is_constant and source not in self.evaluator.defaults:
-            return None
-        found = (
-            known
-            or self.evaluator.numbers_of(source, {})
-            or self.evaluator.made(source)
-        )
+        source = self.graph.constants.source(value)
+        found = self.known.get(value) or self.evaluator.numbers_of(source, {})
         return found[0].array if found else None
 
     def uniform(self, value: int) -> float | None:

@@ -54,10 +54,7 @@ def _numbers(graph: Graph) -> dict[int, Numbers]:
     for node in graph.nodes_of(ARITHMETIC):
         if not known.issuperset(node.inputs):
             continue
-        given = [
-            evaluator.numbers_of(value, found) or evaluator.made(value)
-            for value in node.inputs
-        ]
+        given = [evaluator.numbers_of(value, found) for value in node.inputs]
         arrays = [numbers[0].array for numbers in given if numbers]
         is_single = all(one.size == 1 and one.dtype == np.float32 for one in arrays)
         if len(arrays) < len(given) or not is_single:
