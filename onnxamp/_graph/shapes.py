@@ -19,7 +19,13 @@ from onnx import (
 from onnxamp._facts.dtypes import elem_of
 from onnxamp._facts.ops import op_facts, op_key
 from onnxamp._graph.view import ABSENT, Origin, View, scope_graphs, stored_tensors
-from onnxamp._model.protos import all_nodes, copy_fields, node_bodies, opset_imports
+from onnxamp._model.protos import (
+    all_nodes,
+    copy_fields,
+    node_bodies,
+    nodes_of_model,
+    opset_imports,
+)
 
 DEFAULT_DIMENSION = 64
 """Assumed size of an unknown dimension."""
@@ -389,7 +395,6 @@ def _skeleton(view: View) -> ModelProto:
     skeleton.functions.extend(model.functions)
     _strip(model.graph, skeleton.graph)
     _hide_dangers(view, skeleton)
-    _write_defaults(view, skeleton)
     return skeleton
 
 
@@ -397,12 +402,16 @@ def _hide_dangers(view: View, skeleton: ModelProto) -> None:
     """Move nodes that crash onnx's inference to an unknown domain, and clear impossible sizes, with which it computes
     and indexes; also in bodies and functions.
     """
-    for proto in _nodes_of(view, skeleton, op_facts().uninferable):
-        proto.domain = _UNKNOWN_DOMAIN
+    facts = op_facts()
     graphs = scope_graphs(view, skeleton)
     for function in skeleton.functions:
         for proto in all_nodes(function.node):
             graphs += [body for _, body in node_bodies(proto)]
+    altered = facts.uninferable | facts.misread_defaults.keys()
+    # Hardly any model has some, and a look at all nodes takes long.
+    is_altered = bool(skeleton.functions) or not altered.isdisjoint(view.by_key)
+    for proto in nodes_of_model(skeleton) if is_altered else ():
+        _alter(proto, op_key(proto))
     for graph in graphs:
         for entry in (*graph.value_info, *graph.input, *graph.output):
             if not entry.type.HasField("tensor_type"):
@@ -412,33 +421,14 @@ def _hide_dangers(view: View, skeleton: ModelProto) -> None:
                     dim.ClearField("dim_value")
 
 
-def _write_defaults(view: View, skeleton: ModelProto) -> None:
-    """Add missing attributes for which onnx's inference assumes a wrong default."""
-    misread = op_facts().misread_defaults
-    for proto in _nodes_of(view, skeleton, misread):
-        written = {item.name for item in proto.attribute}
-        defaults = misread[op_key(proto)].items()
-        proto.attribute.extend(
-            helper.make_attribute(name, value)
-            for name, value in defaults
-            if name not in written
-        )
-
-
-def _nodes_of(
-    view: View, skeleton: ModelProto, keys: Container[str]
-) -> list[NodeProto]:
-    """Return the nodes of these op types in a skeleton, also those in bodies and functions."""
-    graphs = scope_graphs(view, skeleton)
-    nodes = [node for node in view.nodes if node.key in keys]
-    protos = [
-        graphs[node.scope].node[node.index - view.scopes[node.scope].nodes.start]
-        for node in nodes
-    ]
-    for function in skeleton.functions:
-        inner = all_nodes(function.node)
-        protos += [proto for proto in inner if op_key(proto) in keys]
-    return protos
+def _alter(proto: NodeProto, key: str) -> None:
+    """Hide a node that crashes onnx's inference, and add attributes for which that assumes a wrong default."""
+    if key in op_facts().uninferable:
+        proto.domain = _UNKNOWN_DOMAIN
+    written = {item.name for item in proto.attribute}
+    for name, value in op_facts().misread_defaults.get(key, {}).items():
+        if name not in written:
+            proto.attribute.append(helper.make_attribute(name, value))
 
 
 def _strip(graph: GraphProto, into: GraphProto) -> None:
