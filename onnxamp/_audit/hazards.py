@@ -155,7 +155,7 @@ def _text(
 
 def _shown(graph: RaisedGraph, node: Node, kind: HazardKind) -> list[float]:
     """Return the constants of a node that show its hazard."""
-    numbers = (graph.constants.number(value) for _, value in graph.float_inputs(node))
+    numbers = (graph.constants.number(value) for value in graph.float_inputs(node))
     return [
         number
         for number in numbers
@@ -302,7 +302,7 @@ def _cast_masks(graph: RaisedGraph) -> Iterator[Finding]:
         if node.key not in walk or node.key == "Cast":
             continue
         largest = 0.0
-        for _, value in graph.float_inputs(node):
+        for value in graph.float_inputs(node):
             stats = graph.constants.stored(value)
             if graph.actual[value] == FLOAT and stats is not None:
                 largest = max(largest, stats.largest)

@@ -56,7 +56,7 @@ def near_one(graph: Graph, low: Format) -> Iterator[Needed]:
 
 def _path_to(graph: Graph, end: Node) -> list[Node]:
     """Return the nodes that compute what a node reads, and the exact ops between."""
-    values = (value for _, value in graph.float_inputs(end))
+    values = graph.float_inputs(end)
     makers = chain.from_iterable(makers_through_exact(graph, one) for one in values)
     return list(islice(makers, _REACH))
 
@@ -121,7 +121,7 @@ def _tabulated(graph: Graph, low: Format, end: Node) -> Iterator[Needed]:
     passes = facts.moves_data | facts.linear | facts.curves
     path = list[Node]()
     tables = set[int]()
-    stack = [value for _, value in graph.float_inputs(end)]
+    stack = graph.float_inputs(end)
     while stack:
         value = stack.pop()
         maker = graph.producer(value)
@@ -131,7 +131,7 @@ def _tabulated(graph: Graph, low: Format, end: Node) -> Iterator[Needed]:
             return
         else:
             path.append(maker)
-            stack += (read for _, read in graph.float_inputs(maker))
+            stack += graph.float_inputs(maker)
     if any(has_near_one(graph, value, low) for value in tables):
         why = f"leads from a table of numbers near 1 to {end.label!r}, which needs their last digits"
         yield from (Needed(one.index, why) for one in (*path, end))

@@ -52,7 +52,7 @@ def _is_normalized(graph: Graph, value: int, count: int) -> bool:
         divisor = _divisor(graph, node)
         if divisor != ABSENT and _leads_to_sum(graph, divisor):
             return True
-        read = [one for _, one in graph.float_inputs(node)]
+        read = graph.float_inputs(node)
         if count and any(averages(graph, node, one, count) for one in read):
             return True
         is_factor = node.key in ("Mul", "Div")

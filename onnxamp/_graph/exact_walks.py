@@ -36,7 +36,7 @@ def makers_through_exact(graph: Graph, value: int) -> Iterator[Node]:
         if maker is not None:
             yield maker
             if maker.index in graph.exact:
-                stack += (value for _, value in graph.float_inputs(maker))
+                stack += graph.float_inputs(maker)
 
 
 def before_offsets(graph: Graph, value: int, most: int) -> list[Node]:

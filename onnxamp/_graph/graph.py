@@ -493,21 +493,15 @@ class Graph(View, Asked):
             value = self.nodes[maker].inputs[0]
         return value
 
-    def float_inputs(self, node: Node) -> list[tuple[int, int]]:
-        """Return (position, value) of the node's float32 tensor inputs."""
+    def float_inputs(self, node: Node) -> list[int]:
+        """Return the float32 tensors that the node reads."""
         types = self.types
-        return [
-            (port, value)
-            for port, value in enumerate(node.inputs)
-            if types[value] == FLOAT
-        ]
+        return [value for value in node.inputs if types[value] == FLOAT]
 
     def computed_inputs(self, node: Node) -> list[int]:
         """Return the float32 tensors that the node reads and that are no constants."""
         is_constant = self.constants.is_constant
-        return [
-            value for _, value in self.float_inputs(node) if not is_constant(value)
-        ]
+        return [value for value in self.float_inputs(node) if not is_constant(value)]
 
     def is_float_output(self, node: Node) -> bool:
         """Return whether output 0 is a float32 tensor."""

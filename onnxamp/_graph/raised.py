@@ -87,7 +87,7 @@ class RaisedGraph(Graph):
         low = self.low.tensor
         return (
             (port, value)
-            for port, value in self.float_inputs(node)
+            for port, value in enumerate(node.inputs)
             if self.actual[value] == low
         )
 

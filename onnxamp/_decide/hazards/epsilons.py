@@ -208,7 +208,7 @@ def _small_numbers(graph: Graph, node: Node) -> Iterator[Hazard]:
     stack = [node]
     seen = {node.index}
     while stack and len(seen) < _SPECTRAL_REACH:
-        for _, value in graph.float_inputs(stack.pop()):
+        for value in graph.float_inputs(stack.pop()):
             producer = graph.producer(value, *walk)
             if producer is not None and producer.index not in seen:
                 seen.add(producer.index)

@@ -37,7 +37,7 @@ def box_offsets(graph: Graph) -> Iterator[Hazard]:
             elif maker.key in facts.moves_data or maker.key == "Cast":
                 stack += [
                     (source, [*path, maker.index])
-                    for _, source in graph.float_inputs(maker)
+                    for source in graph.float_inputs(maker)
                 ]
 
 
@@ -50,7 +50,7 @@ def _offset(graph: Graph, node: Node) -> list[int] | None:
 
     Boxes may come from integers as well, but never from the largest of them.
     """
-    found = [_class_arithmetic(graph, value) for _, value in graph.float_inputs(node)]
+    found = [_class_arithmetic(graph, value) for value in graph.float_inputs(node)]
     by_largest = (nodes for nodes, has_largest in found if has_largest)
     alone = [nodes for nodes, _ in found if nodes]
     return next(by_largest, alone[0] if len(alone) == 1 and len(found) == 2 else None)
@@ -82,7 +82,7 @@ def _class_arithmetic(graph: Graph, value: int) -> tuple[list[int], bool]:
         is_class |= is_cast
         has_largest |= is_largest
         if not (is_cast or is_largest):
-            stack += [source for _, source in graph.float_inputs(maker)]
+            stack += graph.float_inputs(maker)
     return (list(seen), has_largest) if is_class or has_largest else ([], False)
 
 

@@ -39,9 +39,10 @@ def masks(graph: Graph, low: Format) -> Iterator[Hazard]:
         # If a node is kept, so is its whole path.
         if node.index in kept:
             continue
-        for port, value in graph.float_inputs(node):
+        scales = {node.input(port) for port in divisors.get(node.key, ())}
+        for value in graph.float_inputs(node):
             # A divisor scales the scores, so it is no mask.
-            if port in divisors.get(node.key, ()):
+            if value in scales:
                 continue
             each = stats_of(graph, value)
             found = next(

@@ -57,7 +57,7 @@ def position_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
 def _factors(graph: Graph, node: Node) -> Iterator[Hazard]:
     """Yield the nodes that compute constants of position arithmetic: a rounded rate turns large angles as well."""
     if node.key in op_facts().position_arithmetic:
-        for _, value in graph.float_inputs(node):
+        for value in graph.float_inputs(node):
             claims = counts_exactly(graph, node)
             yield from computing(graph, value, node, KIND, unless=claims)
 

@@ -51,7 +51,7 @@ def integer_products(graph: Graph) -> Iterator[Hazard]:
                 )
                 makers = [
                     graph.producer(value, "Mul")
-                    for _, value in graph.float_inputs(reader)
+                    for value in graph.float_inputs(reader)
                 ]
                 for maker in makers if reader.key == "Mul" else ():
                     if maker is not None:
@@ -63,7 +63,7 @@ def integer_products(graph: Graph) -> Iterator[Hazard]:
 def _adds_constant(graph: Graph, node: Node) -> bool:
     """Return whether a node reads a float constant, such as the bias of a product."""
     return any(
-        graph.constants.is_constant(value) for _, value in graph.float_inputs(node)
+        graph.constants.is_constant(value) for value in graph.float_inputs(node)
     )
 
 

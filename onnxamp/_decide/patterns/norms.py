@@ -81,7 +81,7 @@ def _variance(graph: Graph, root: Node) -> tuple[set[int], set[int]]:
         elif node.key in facts.norm_arithmetic:
             nodes.add(node.index)
             if node.key not in facts.reductions:
-                stack += [value for _, value in graph.float_inputs(node)]
+                stack += graph.float_inputs(node)
     for base in list(bases):
         nodes |= _centring(graph, base, bases)
     return nodes, bases

@@ -13,7 +13,7 @@ from onnxamp._graph.view import Node, Origin
 def between_integers(graph: Graph, node: Node) -> tuple[bool, bool]:
     """Return whether all floats that a node reads are dequantized, and whether a result is quantized."""
     ops = op_facts().dequantize
-    fed = [graph.producer(value, *ops) for _, value in graph.float_inputs(node)]
+    fed = [graph.producer(value, *ops) for value in graph.float_inputs(node)]
     quantize = op_facts().quantize
     uses = chain.from_iterable(map(graph.consumers, node.outputs))
     feeds = any(reader.key in quantize and port == 0 for reader, port in uses)
@@ -80,7 +80,7 @@ def _reads_integers(graph: Graph, node: Node, dequantized: AbstractSet[int]) -> 
     """Return whether a node reads dequantized numbers and stored parameters alone."""
     computed = [
         value
-        for _, value in graph.float_inputs(node)
+        for value in graph.float_inputs(node)
         if graph.values[value].origin is not Origin.DEFAULT
         and not graph.constants.is_constant(value)
     ]

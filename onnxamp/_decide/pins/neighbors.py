@@ -32,7 +32,7 @@ def followers(
             continue
         read = [
             value
-            for _, value in graph.float_inputs(node)
+            for value in graph.float_inputs(node)
             if graph.constants.scalar(value) is None
         ]
         is_follower = bool(read) and low.issuperset(read)

@@ -15,7 +15,7 @@ def sentinel_paths(graph: Graph, low: Format) -> list[list[int]]:
     leading = mask_arithmetic(graph, graph.nodes_of(op_facts().mask_sinks))
     walked: set[int] = set()
     for node in graph.at(leading):
-        read = (value for _, value in graph.float_inputs(node))
+        read = graph.float_inputs(node)
         values = [value for value in read if holds_sentinel(graph, low, value)]
         if not values:
             continue

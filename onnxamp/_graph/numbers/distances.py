@@ -39,7 +39,7 @@ def expanded_distances(graph: Graph) -> Iterator[frozenset[int]]:
     if not squares:
         return
     for product in graph.nodes_of(op_facts().contractions - op_facts().reductions):
-        for _, read in graph.float_inputs(product):
+        for read in graph.float_inputs(product):
             value, moving = moved_from(graph, read)
             for nodes, start in zip(
                 squares.get(value, ()), starts.get(value, ()), strict=True
@@ -101,7 +101,7 @@ def cosine_nodes(graph: Graph, node: Node) -> frozenset[int]:
     if not nodes:
         return frozenset()
     (first,) = graph.at(nodes - {node.index}) or [node]
-    read = [value for _, value in graph.float_inputs(first)]
+    read = graph.float_inputs(first)
     normalizers = [_normalizer_nodes(graph, value) for value in read]
     is_cosine = len(read) == 2 and all(normalizers)
     return nodes.union(*normalizers) if is_cosine else frozenset()

@@ -268,7 +268,7 @@ class _NumberWalk:
 
     def unknown(self, node: Node) -> list[int]:
         """Return the float operands whose numbers are not known."""
-        values = dict.fromkeys(value for _, value in self.graph.float_inputs(node))
+        values = dict.fromkeys(self.graph.float_inputs(node))
         return [value for value in values if self.array(value) is None]
 
     def may_be_small(self, value: int) -> bool:
@@ -336,7 +336,7 @@ def _upstream(graph: Graph, value: int) -> set[int]:
         maker = graph.producer(waiting.popleft())
         if maker is None or maker.key not in _zero_for_zero():
             continue
-        read = [value for _, value in graph.float_inputs(maker)]
+        read = graph.float_inputs(maker)
         if maker.key in facts.contractions and any(map(is_constant, read)):
             continue
         fresh = [one for one in read if one not in seen and not is_constant(one)]
@@ -377,7 +377,7 @@ def _counts(graph: Graph, value: int) -> bool:
         ):
             return True
         if maker.key in facts.index_arithmetic or maker.key == "Cast":
-            fresh = [one for _, one in graph.float_inputs(maker) if one not in seen]
+            fresh = [one for one in graph.float_inputs(maker) if one not in seen]
             seen.update(fresh)
             stack += fresh
     return False

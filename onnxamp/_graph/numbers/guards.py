@@ -143,6 +143,6 @@ def _joins(graph: Graph, reader: Node, guarded: Collection[int]) -> int:
     is_sum = reader.key in facts.added_epsilons
     if not is_sum and reader.key not in facts.norm_arithmetic:
         return too_many
-    others = [value for _, value in graph.float_inputs(reader) if value not in guarded]
+    others = [value for value in graph.float_inputs(reader) if value not in guarded]
     unknown = [value for value in others if not is_known(graph, value)]
     return len(unknown) if is_sum else len(unknown) * too_many

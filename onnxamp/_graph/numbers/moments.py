@@ -97,7 +97,7 @@ def _of_places(graph: Graph, reductions: Sequence[Node]) -> set[int]:
 
 def _read(graph: Graph, reduction: Node) -> list[int]:
     """Return the values that a mean or a sum is computed from, twice if it squares them."""
-    read = [graph.passed_on(value) for _, value in graph.float_inputs(reduction)]
+    read = [graph.passed_on(value) for value in graph.float_inputs(reduction)]
     if reduction.key == "ReduceSumSquare":
         return 2 * read[:1]
     return read if reduction.key in op_facts().contractions else read[:1]
