@@ -10,7 +10,7 @@ from typing import NamedTuple, Self, TypeAlias, TypeVar
 from onnx import GraphProto, ModelProto, NodeProto
 
 from onnxamp._base.errors import ModelError
-from onnxamp._facts.dtypes import FLOAT, LOW_TENSORS
+from onnxamp._facts.dtypes import FLOAT, FLOAT_TENSORS, LOW_TENSORS
 from onnxamp._facts.ops import is_exact, op_facts, op_key
 from onnxamp._facts.signature import Signature, SignatureBook
 from onnxamp._graph.constants import Constants
@@ -445,6 +445,16 @@ class Graph(View, Asked):
             for node in self.nodes_of(op_facts().exact)
             if is_exact(node.proto)
         )
+
+    @cached_property
+    def given_floats(self) -> Sequence[int]:
+        """The inputs of the model that hold floats, low ones among them; callers give them, or may."""
+        return [
+            value
+            for value in self.scopes[0].inputs
+            if self.values[value].origin in (Origin.INPUT, Origin.DEFAULT)
+            and self.types[value] in FLOAT_TENSORS
+        ]
 
     @cached_property
     def computing(self) -> Sequence[Node]:

@@ -10,13 +10,13 @@ from collections.abc import Set as AbstractSet
 from typing import Final
 
 from onnxamp._decide.kinds import Claim, Effect, Fault, Hazard, HazardKind, in_range
-from onnxamp._facts.dtypes import FLOAT_TENSORS, Format
+from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import attribute_of, op_facts
 from onnxamp._graph.exact_walks import readers_through_exact
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.numbers.channels import MOST_WEIGHTS
 from onnxamp._graph.numbers.unmixed import Unmixed
-from onnxamp._graph.view import ABSENT, Node, Origin, passed_from
+from onnxamp._graph.view import ABSENT, Node, passed_from
 
 _DIGITS: Final = 64.0
 """Steps below 1 that keep a difference such as 1 - p away from zero: it is off by a percent then, and not infinite."""
@@ -30,13 +30,7 @@ def logarithms(graph: Graph, low: Format) -> Iterator[Hazard]:
     Complexity: linear.
     """
     facts = op_facts()
-    sources = [
-        value
-        for value in graph.scopes[0].inputs
-        if graph.values[value].origin in (Origin.INPUT, Origin.DEFAULT)
-        and graph.types[value] in FLOAT_TENSORS
-    ]
-    near = Unmixed(graph, set(sources), facts.additive)
+    near = Unmixed(graph, set(graph.given_floats), facts.additive)
     # A product with anything else divides well, as those of activations do that multiply by a Sigmoid.
     odds = Unmixed(graph, set(), facts.additive | facts.commutative)
     # Products with inputs are no mixtures: they are of any sign. Neither are those with what probabilities multiply.

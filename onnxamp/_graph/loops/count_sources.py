@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS, FLOAT_TENSORS, Format
+from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS, Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.determined import constant_trips
 from onnxamp._graph.graph import Graph
@@ -15,7 +15,6 @@ from onnxamp._graph.loops.accumulation import accumulated
 from onnxamp._graph.loops.count_limits import CountLimits
 from onnxamp._graph.loops.count_marks import COUNTED, COUNTER, POSITION, CountMark
 from onnxamp._graph.numbers.index_paths import INTEGERS
-from onnxamp._graph.view import Origin
 
 _FEW: Final = 16
 """Most different integers of a stored list that counts nothing. float16 holds their sums to 1/128."""
@@ -29,21 +28,13 @@ def count_sources(
 ) -> Iterator[CountMark]:
     """Yield the sources of integers and of possible positions, apart from ops that count positions themselves."""
     return chain(
-        _inputs(graph),
+        (CountMark(value, POSITION) for value in graph.given_floats),
         (CountMark(one, COUNTED, limits.reach(one)) for one in _listed(graph)),
         _counters(graph, limits),
         _cast_integers(graph),
         _turns(graph),
         _states(graph, low),
     )
-
-
-def _inputs(graph: Graph) -> Iterator[CountMark]:
-    """Yield the float inputs of the model."""
-    for value in graph.scopes[0].inputs:
-        is_given = graph.values[value].origin in (Origin.INPUT, Origin.DEFAULT)
-        if is_given and graph.types[value] in FLOAT_TENSORS:
-            yield CountMark(value, POSITION)
 
 
 def _listed(graph: Graph) -> Iterator[int]:

@@ -179,16 +179,12 @@ class _Walk:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        inputs = graph.scopes[0].inputs
-        self.channels: dict[int, int | None] = {
-            value: None
-            for value in inputs
-            if graph.values[value].origin in (Origin.INPUT, Origin.DEFAULT)
-            and graph.types[value] in FLOAT_TENSORS
-        }
+        self.channels: dict[int, int | None] = dict.fromkeys(graph.given_floats)
         wide = INTEGERS | {"tensor(double)"}
         self.wide = {
-            value: frozenset({value}) for value in inputs if graph.types[value] in wide
+            value: frozenset({value})
+            for value in graph.scopes[0].inputs
+            if graph.types[value] in wide
         }
         self.means = dict[int, int]()
         self.sums = dict[int, int]()
