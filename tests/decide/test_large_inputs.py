@@ -235,6 +235,13 @@ def test_products_of_what_was_divided_by_their_number(divided: str) -> None:
     assert ("z", "large reduction") in {(hazard.node, hazard.reason) for hazard in plan.hazards}
 
 
+@pytest.mark.parametrize("batch", ["4", "N"])
+def test_long_sums_beside_an_open_dimension(batch: str) -> None:
+    text = "(float[BATCH,100000] x) => (float[BATCH,1] y) <int64[1] a = {1}> { r = Relu (x) y = ReduceSum (r, a) }"
+    model = parse(text.replace("BATCH", batch))
+    assert [hazard.node for hazard in onnxamp.plan_model(model, "O2").hazards] == ["y"]
+
+
 MEAN = {
     "a list": "m = Constant <value_floats = [5000.0, 4000.0, 6000.0, 5500.0, 5000.0, 4500.0, 5200.0, 5100.0]> ()",
     "one number": "m = Constant <value_float = 5000.0> ()",

@@ -1,7 +1,6 @@
 """Sums over so many elements that they exceed the range of low precision."""
 
 from collections.abc import Iterator
-from math import prod
 from typing import Final
 
 from onnxamp._decide.kinds import (
@@ -15,9 +14,9 @@ from onnxamp._decide.kinds import (
 from onnxamp._decide.sums import averages, is_weighted, readers_of_sum
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import op_facts
-from onnxamp._graph.constants import expected_terms
+from onnxamp._graph.constants import expected_terms, summed_terms
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node
+from onnxamp._graph.view import Node
 
 
 def large_reductions(graph: Graph, low: Format) -> Iterator[Hazard]:
@@ -29,18 +28,9 @@ def large_reductions(graph: Graph, low: Format) -> Iterator[Hazard]:
     limit = low.max_finite / 8
     seen = set[int]()
     for node in graph.nodes_of(facts.growing_reductions):
-        if ABSENT in (node.input(0), node.outputs[0]):
+        count = summed_terms(node, graph.shapes)
+        if not count:
             continue
-        before = graph.shapes[node.inputs[0]]
-        after = graph.shapes[node.outputs[0]]
-        if before is None or after is None:
-            continue
-        sizes = [size for size in before if size is not None]
-        kept = [size for size in after if size is not None]
-        if len(sizes) < len(before) or len(kept) < len(after) or not prod(kept):
-            continue
-        # Each element of the result adds up its share of the elements that are read.
-        count = prod(sizes) // prod(kept)
         is_long = count > low.max_finite / _LARGE
         divider = _divider(graph, node, count) if is_long else None
         if count > limit or divider is not None:
