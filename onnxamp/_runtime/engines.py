@@ -453,12 +453,10 @@ def on_cpu(model: Model) -> Session:
     return engine_on("cpu").open(model, as_given=True)
 
 
-def part_of(progress: Progress, part: int, parts: int, together: int = 1) -> Progress:
-    """Return the progress of some of several equal parts, which may differ in their number of steps."""
+def part_of(progress: Progress, part: int, parts: int) -> Progress:
+    """Return the progress of one of several equal parts, which may differ in their number of steps."""
 
     def scaled(done: int, total: int) -> None:
-        progress(
-            part * _STEPS + done * together * _STEPS // max(total, 1), parts * _STEPS
-        )
+        progress(part * _STEPS + done * _STEPS // max(total, 1), parts * _STEPS)
 
     return scaled

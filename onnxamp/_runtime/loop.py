@@ -90,8 +90,8 @@ class LoadedSample(NamedTuple):
     progress: Progress
 
 
-Told: TypeAlias = Callable[[int, int], Progress]
-"""Returns the progress callback for a few samples, given the number of the first and their count."""
+Told: TypeAlias = Callable[[int], Progress]
+"""Returns the progress callback for a sample, given its number."""
 
 Measure: TypeAlias = Callable[
     [Iterator[SentSample], Told], Iterator[T | RuntimeFailure]
@@ -123,7 +123,7 @@ def one_by_one(measure: Callable[[LoadedSample], T]) -> Measure[T]:
         for item in items:
             try:
                 arrays = item.read()
-                sample = LoadedSample(item.number, arrays, told(item.number, 1))
+                sample = LoadedSample(item.number, arrays, told(item.number))
                 result = measure(sample)
             except RuntimeFailure as failure:
                 yield failure
@@ -180,11 +180,6 @@ class Probe(ABC, Generic[T]):
         Args:
             memory: values that earlier probes left in the worker or the caller; see :func:`remembered`.
         """
-
-    def activity(self, activity: str, first: int, count: int, total: int) -> str:
-        """Return the activity to report while this process measures some samples."""
-        del first, count, total
-        return activity
 
 
 def remembered(memory: Memory, name: str, key: str, make: Callable[[], T]) -> T:
@@ -434,14 +429,11 @@ class _Round(Generic[T]):
                 else:
                     yield from sent_samples(samples, [number], workers)
 
-    def _told(self, first: int, count: int) -> Progress:
+    def _told(self, number: int) -> Progress:
         if not self.activity:
             return _unheard
-        expected = self.run.samples.expected
-        progress = self.run.progress(
-            self.probe.activity(self.activity, first, count, expected)
-        )
-        return part_of(progress, first, expected, count)
+        progress = self.run.progress(self.activity)
+        return part_of(progress, number, self.run.samples.expected)
 
     def _done(self, position: int, result: T | RuntimeFailure | Crash) -> None:
         self.finished += 1
@@ -471,7 +463,7 @@ def _opened(
         opened.prepare(first.read())
 
     def measure(item: SentSample) -> Any:
-        (result,) = opened.measure(iter([item]), lambda *_: _unheard)
+        (result,) = opened.measure(iter([item]), lambda _: _unheard)
         return list(result) if isinstance(result, Iterator) else result
 
     return measure
