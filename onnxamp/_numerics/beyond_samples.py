@@ -13,8 +13,9 @@ from onnxamp._numerics.differences.detections import selected_outputs
 from onnxamp._numerics.judging import with_extra
 from onnxamp._numerics.limits import Limits, is_plain
 from onnxamp._numerics.results import DiffReport, Extra
-from onnxamp._numerics.unseen.beyond import Beyond, Excursion, find_beyond
+from onnxamp._numerics.unseen.beyond import Beyond, find_beyond
 from onnxamp._numerics.unseen.errors_sought import Pair
+from onnxamp._numerics.unseen.excursions import Excursion, NotRun
 from onnxamp._numerics.unseen.stress import Stress
 from onnxamp._numerics.unseen.stressed import ErrorSought
 from onnxamp._runtime.engines import Session
@@ -121,8 +122,8 @@ class BeyondSamples:
             report, proof=found.proof, headroom=found.headroom, rooms=found.rooms
         )
         if found.why:
-            clause = f"inputs made to be hard ({found.why})"
-            report = replace(report, not_run=(*report.not_run, clause))
+            left = NotRun("inputs made to be hard", found.why)
+            report = replace(report, not_run=(*report.not_run, left.clause))
         if found.samples is not None:
             what = found.samples.description
             session = self.reference.alone()

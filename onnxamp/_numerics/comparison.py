@@ -36,7 +36,7 @@ from onnxamp._numerics.sample_diff import (
     result_on,
 )
 from onnxamp._numerics.tally import Tally, finished
-from onnxamp._numerics.unseen.beyond import Excursion
+from onnxamp._numerics.unseen.excursions import Excursion
 from onnxamp._numerics.unseen.stress import Stress
 from onnxamp._options.values import DiffMetric
 from onnxamp._runtime.engines import Engine, Session, choose_engine, part_of

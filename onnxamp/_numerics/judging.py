@@ -16,7 +16,7 @@ from onnxamp._numerics.differences.metrics import (
 )
 from onnxamp._numerics.limits import Limits, is_plain, size_only
 from onnxamp._numerics.results import DiffReport, Extra, FirstBad, Judgement, LayerDiff
-from onnxamp._numerics.unseen.beyond import Excursion
+from onnxamp._numerics.unseen.excursions import Excursion, NotRun
 from onnxamp._runtime.inputs.sample_counts import NUMBERS
 
 _EXPLAINED: Final = 0.5
@@ -130,8 +130,8 @@ def with_extra(
     """
     what = excursion.what
     if found.skipped:
-        clause = f"{what} ({found.skipped.rstrip('.')})"
-        return replace(report, not_run=(*report.not_run, clause))
+        left = NotRun(what, found.skipped.rstrip("."))
+        return replace(report, not_run=(*report.not_run, left.clause))
     told = tuple(f"With {what}: {text}" for text in found.warnings)
     failure = f"With {what}: {found.failure}" if found.failure else None
     extra = Extra(

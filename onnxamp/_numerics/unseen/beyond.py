@@ -6,15 +6,15 @@ Both models take the same branches and get the same inputs there. What cannot ru
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from onnxamp._base.errors import OnnxAmpError
 from onnxamp._base.records import record
 from onnxamp._facts.ops import attribute, op_facts, op_key
+from onnxamp._numerics.unseen.excursions import Excursion, NotRun
 from onnxamp._numerics.unseen.larger import (
-    OtherInputs,
     empty_draw,
     in_short,
     larger_draw,
@@ -43,26 +43,8 @@ _RUNS: Final = 8
 _NAMED: Final = 3
 """Branches that a text names."""
 
-
-class Excursion(NamedTuple):
-    """A comparison beyond the samples.
-
-    Attributes:
-        what: the branches or sizes, in words.
-        samples: the inputs.
-        reference: the original, which takes these branches or sizes, and keeps its outputs.
-        alone: the same for each single branch, if there are several: with all together, the values at hand may suit
-            none.
-        is_hard: whether the inputs are made to be hard, so that limits are wider.
-        is_empty: whether padding is all that the inputs hold, so that outputs mean nothing and only NaN and Inf count.
-    """
-
-    what: str
-    samples: Samples
-    reference: Session
-    alone: tuple["Excursion", ...] = ()
-    is_hard: bool = False
-    is_empty: bool = False
+_Side: TypeAlias = tuple[Condition, bool]
+"""A condition, and whether the branch is meant that runs if it holds."""
 
 
 @record
@@ -86,58 +68,31 @@ def find_beyond(
     """
     at_hand = _at_hand(samples)
     flow = reference.prepare(check_inputs(reference.model.proto, at_hand[0])).flow
-    branches = _OtherBranches(reference, at_hand, flow.conditions, set(taken))
-    excursions = list[Excursion]()
-    if runs:
-        excursions += branches.found()
-    else:
-        branches.refuse_all()
-    not_run = [*branches.refused, *_idle_loops(reference, at_hand)]
+    sides = uncovered(flow.conditions, taken)
+    found = [*_other_branches(reference, at_hand, sides, runs=runs)]
+    found += _idle_loops(reference, at_hand)
     if runs and samples.draw is not None:
-        other = _DrawnExcursions(reference, samples, samples.draw)
-        excursions += other.found()
-        not_run += other.refused
+        found += _drawn(reference, samples, samples.draw)
+    excursions = (one for one in found if isinstance(one, Excursion))
+    not_run = (one.clause for one in found if isinstance(one, NotRun))
     return Beyond(tuple(excursions), tuple(not_run))
 
 
-class _DrawnExcursions:
-    """Random inputs of other kinds than the samples: other sizes, masks and numbers of trips.
-
-    Attributes:
-        refused: clauses about those that cannot be run.
-    """
-
-    def __init__(self, reference: Session, samples: Samples, draw: Draw) -> None:
-        self.reference = reference
-        self.samples = samples
-        self.draw = draw
-        self.refused = list[str]()
-
-    def found(self) -> Iterator[Excursion]:
-        """Yield comparisons on such inputs, on which the reference runs."""
-        draw, reference = self.draw, self.reference
-        empty = empty_draw(draw, reference)
-        larger = larger_draw(draw, reference)
-        yield from self._tried(larger)
-        yield from self._tried(empty())
-        if larger is None or larger.samples is None or larger.reference is None:
-            yield from _masks(self.samples, draw, reference)
-        else:
-            yield from _masks(
-                larger.samples, larger.samples.draw or draw, larger.reference
-            )
-        feeds = check_inputs(reference.model.proto, self.samples[0])
-        for trips in other_trips(reference, feeds):
-            yield from self._tried(trips)
-
-    def _tried(self, inputs: OtherInputs | None) -> Iterator[Excursion]:
-        """Yield the comparison on inputs on which the reference runs; note why it does not run on others."""
-        if inputs is None:
-            return
-        if inputs.samples is None or inputs.reference is None:
-            self.refused.append(f"{inputs.what} ({inputs.why})")
-        else:
-            yield Excursion(inputs.what, inputs.samples, inputs.reference)
+def _drawn(
+    reference: Session, samples: Samples, draw: Draw
+) -> Iterator[Excursion | NotRun]:
+    """Yield random inputs of other kinds than the samples: other sizes, masks and numbers of trips."""
+    empty = empty_draw(draw, reference)
+    larger = larger_draw(draw, reference)
+    nothing = empty()
+    yield from filter(None, (larger, nothing))
+    if isinstance(larger, Excursion):
+        inputs = larger.samples
+        yield from _masks(inputs, inputs.draw or draw, larger.reference)
+    else:
+        yield from _masks(samples, draw, reference)
+    feeds = check_inputs(reference.model.proto, samples[0])
+    yield from other_trips(reference, feeds)
 
 
 def _masks(samples: Samples, draw: Draw, reference: Session) -> Iterator[Excursion]:
@@ -173,66 +128,55 @@ def _at_hand(samples: Samples) -> Samples:
     return Samples(samples.description, readers, samples.draw)
 
 
-class _OtherBranches:
-    """The branches that no sample takes.
+def _other_branches(
+    reference: Session, samples: Samples, sides: Sequence[_Side], *, runs: bool
+) -> Iterator[Excursion | NotRun]:
+    """Yield comparisons that cover these branches, if the model runs, and the branches that none covers."""
+    for condition, holds in sides:
+        if not condition.ends:
+            why = "the loop around it might not end"
+            yield NotRun(branch_name(condition, holds=holds), why)
+    left = [(condition, holds) for condition, holds in sides if condition.ends]
+    if runs:
+        yield from _BranchRuns(reference, samples, left).found()
+        return
+    for condition, holds in left:
+        known = "no sample takes it"
+        unknown = "whether a sample takes it is unknown"
+        why = unknown if condition.repeats else known
+        yield NotRun(branch_name(condition, holds=holds), why)
 
-    Attributes:
-        refused: clauses about those that cannot be run.
-    """
+
+class _BranchRuns:
+    """Runs through the branches that no sample takes."""
 
     def __init__(
-        self,
-        reference: Session,
-        samples: Samples,
-        conditions: Sequence[Condition],
-        taken: set[Branch],
+        self, reference: Session, samples: Samples, left: Sequence[_Side]
     ) -> None:
         self.reference = reference
         self.samples = samples
-        self.refused = list[str]()
-        self.left = list[tuple[Condition, bool]]()
+        self.left = left
         self.runs = 0
-        for condition, holds in uncovered(conditions, taken):
-            if condition.ends:
-                self.left.append((condition, holds))
-            else:
-                why = "the loop around it might not end"
-                self.refuse(condition, holds=holds, why=why)
 
-    def refuse(self, condition: Condition, *, holds: bool, why: str) -> None:
-        """Note that a branch cannot be run."""
-        self.refused.append(f"{branch_name(condition, holds=holds)} ({why})")
-
-    def refuse_all(self) -> None:
-        """Note that no branch is run."""
-        for condition, holds in self.left:
-            known = "no sample takes it"
-            unknown = "whether a sample takes it is unknown"
-            why = unknown if condition.repeats else known
-            self.refuse(condition, holds=holds, why=why)
-
-    def found(self) -> Iterator[Excursion]:
-        """Yield comparisons that cover the branches, as many as possible in each."""
+    def found(self) -> Iterator[Excursion | NotRun]:
+        """Yield comparisons that cover the branches, as many as possible in each, and the branches that do not run."""
         while self.left and self.runs < _RUNS:
             chosen = self._together()
-            excursion, _ = self._run(chosen)
-            if excursion is None:
-                yield from self._one_by_one(chosen)
-                continue
-            if len(chosen) > 1:
+            self.left = [one for one in self.left if one not in chosen]
+            found = self._run(chosen)
+            if len(chosen) == 1:
+                yield found
+            elif isinstance(found, NotRun):
+                yield from (self._run([one]) for one in chosen)
+            else:
                 alone = [
                     Excursion(_named([one]), self.samples, self._session([one]))
                     for one in chosen
                 ]
-                excursion = excursion._replace(alone=tuple(alone))
-            yield excursion
-            self.left = [one for one in self.left if one not in chosen]
-        for condition, holds in self.left:
-            why = f"it takes more than {_RUNS} runs"
-            self.refuse(condition, holds=holds, why=why)
-        self.left = []
+                yield found._replace(alone=tuple(alone))
+        yield from (self._run([one]) for one in self.left)
 
-    def _together(self) -> list[tuple[Condition, bool]]:
+    def _together(self) -> list[_Side]:
         """Return branches that do not contradict each other, the first of those that are left among them."""
         forced: dict[str, bool] = {}
         chosen = []
@@ -243,30 +187,17 @@ class _OtherBranches:
                 chosen.append((condition, holds))
         return chosen
 
-    def _one_by_one(
-        self, chosen: Sequence[tuple[Condition, bool]]
-    ) -> Iterator[Excursion]:
-        """Yield those that run by themselves."""
-        for one in chosen:
-            excursion, why = self._run([one]) if self.runs < _RUNS else (None, "")
-            if excursion is not None:
-                yield excursion
-            else:
-                condition, holds = one
-                why = why or f"it takes more than {_RUNS} runs"
-                self.refuse(condition, holds=holds, why=why)
-            self.left.remove(one)
-
-    def _session(self, chosen: Sequence[tuple[Condition, bool]]) -> Session:
+    def _session(self, chosen: Sequence[_Side]) -> Session:
         forced: dict[str, bool] = {}
         for condition, holds in chosen:
             forced |= way_to(condition, holds=holds)
         return self.reference.anew(forced)
 
-    def _run(
-        self, chosen: Sequence[tuple[Condition, bool]]
-    ) -> tuple[Excursion | None, str]:
+    def _run(self, chosen: Sequence[_Side]) -> Excursion | NotRun:
         """Return the comparison if the reference runs through these branches, or why it does not."""
+        what = _named(chosen)
+        if self.runs == _RUNS:
+            return NotRun(what, f"it takes more than {_RUNS} runs")
         self.runs += 1
         session = self._session(chosen)
         try:
@@ -274,11 +205,12 @@ class _OtherBranches:
                 feeds = check_inputs(session.model.proto, sample)
                 session.run_sample(number, feeds)
         except (OnnxAmpError, MemoryError) as error:
-            return None, f"the values at hand do not suit it: {in_short(error)}"
-        return Excursion(_named(chosen), self.samples, session), ""
+            why = f"the values at hand do not suit it: {in_short(error)}"
+            return NotRun(what, why)
+        return Excursion(what, self.samples, session)
 
 
-def _named(chosen: Sequence[tuple[Condition, bool]]) -> str:
+def _named(chosen: Sequence[_Side]) -> str:
     """Return branches in words."""
     names = [branch_name(one, holds=holds) for one, holds in chosen[:_NAMED]]
     count = len(chosen) - len(names)
@@ -286,8 +218,8 @@ def _named(chosen: Sequence[tuple[Condition, bool]]) -> str:
     return ", ".join(names) + more
 
 
-def _idle_loops(reference: Session, samples: Samples) -> Iterator[str]:
-    """Yield clauses about the loops of the main graph whose body no sample runs."""
+def _idle_loops(reference: Session, samples: Samples) -> Iterator[NotRun]:
+    """Yield the loops of the main graph whose body no sample runs."""
     stopped = dict[str, None]()
     ran = set[str]()
     for sample in samples:
@@ -304,7 +236,7 @@ def _idle_loops(reference: Session, samples: Samples) -> Iterator[str]:
     # A loop is idle only if no sample runs it.
     for label in stopped:
         if label not in ran:
-            yield f"the body of {label} (no sample makes it run)"
+            yield NotRun(f"the body of {label}", "no sample makes it run")
 
 
 def _trip_values(flow: DataflowGraph) -> Mapping[str, list[tuple[str, int | None]]]:

@@ -18,10 +18,11 @@ from onnxamp._graph.determined import is_consistent, loop_trips
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.work import work_of
+from onnxamp._numerics.unseen.excursions import Excursion, NotRun
 from onnxamp._runtime.engines import Session
 from onnxamp._runtime.inputs.draws import Draw
 from onnxamp._runtime.inputs.random_inputs import InputMaker
-from onnxamp._runtime.inputs.samples import Samples, drawn
+from onnxamp._runtime.inputs.samples import drawn
 from onnxamp._runtime.loading import the_loader
 from onnxamp._runtime.piecewise.memory import free_bytes, peak_bytes
 from onnxamp._runtime.sessions.values import check_inputs
@@ -69,24 +70,8 @@ _EMPTY_BYTES: Final = 64 << 20
 """Bytes of weights up to which an empty batch runs: loading them again would take longer than it is worth."""
 
 
-class OtherInputs(NamedTuple):
-    """Inputs of another kind than the samples, such as larger ones, or why there are none.
-
-    Attributes:
-        what: what is other about them, such as the sizes of dimensions.
-        samples: the inputs.
-        reference: the model, which ran on them and kept its outputs; None if it does not run.
-        why: the reason in that case.
-    """
-
-    what: str
-    samples: Samples | None = None
-    reference: Session | None = None
-    why: str = ""
-
-
-def larger_draw(draw: Draw, reference: Session) -> OtherInputs | None:
-    """Return larger inputs of a model, which runs on them; None if no dimension is open.
+def larger_draw(draw: Draw, reference: Session) -> Excursion | NotRun | None:
+    """Return larger inputs on which a model runs, or why there are none; None if no dimension is open.
 
     Args:
         draw: the source of the usual inputs.
@@ -125,11 +110,11 @@ def larger_draw(draw: Draw, reference: Session) -> OtherInputs | None:
             why = in_short(error) or "they take too much memory"
             continue
         samples = drawn(Draw.by(larger, draw.seed, sizes), larger.turns)
-        return OtherInputs(listed(sizes), samples, session)
-    return OtherInputs(f"sizes beyond {listed(usual)}", why=why)
+        return Excursion(listed(sizes), samples, session)
+    return NotRun(f"sizes beyond {listed(usual)}", why)
 
 
-def empty_draw(draw: Draw, reference: Session) -> Callable[[], OtherInputs | None]:
+def empty_draw(draw: Draw, reference: Session) -> Callable[[], Excursion | None]:
     """Begin to try inputs with empty batches in another process, and return what waits for them.
 
     The inputs are None if no batch is open, or the model makes no empty outputs of them. Some kernels of ONNX Runtime
@@ -154,7 +139,7 @@ def empty_draw(draw: Draw, reference: Session) -> Callable[[], OtherInputs | Non
 
 def _empty_inputs(
     draw: Draw, reference: Session, survives: Callable[[], bool]
-) -> OtherInputs | None:
+) -> Excursion | None:
     """Return the inputs of a draw with empty batches; None if the model makes no empty outputs of them."""
     maker = draw.maker()
     try:
@@ -169,7 +154,7 @@ def _empty_inputs(
     )
     if not session.outputs.kept or any(np.size(output) for output in every):
         return None
-    return OtherInputs(listed(draw.sizes), drawn(draw, maker.turns), session)
+    return Excursion(listed(draw.sizes), drawn(draw, maker.turns), session)
 
 
 def _fixed_sizes(maker: InputMaker) -> frozenset[str]:

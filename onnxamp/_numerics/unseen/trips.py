@@ -7,7 +7,8 @@ import numpy as np
 
 from onnxamp._base.errors import OnnxAmpError
 from onnxamp._facts.ops import op_facts, op_key
-from onnxamp._numerics.unseen.larger import OtherInputs, apart, in_short
+from onnxamp._numerics.unseen.excursions import Excursion, NotRun
+from onnxamp._numerics.unseen.larger import apart, in_short
 from onnxamp._runtime.engines import Outputs, Session
 from onnxamp._runtime.inputs.samples import held_samples
 from onnxamp._runtime.piecewise.flow import DataflowGraph
@@ -23,8 +24,9 @@ _MANY: Final = (64, 32, 16, 8)
 """Numbers of trips that are tried, the largest first: errors that add up show in them."""
 
 
-def other_trips(reference: Session, feeds: Feeds) -> Iterator[OtherInputs]:
-    """Yield inputs with which the loops of a model run no trip, one, and as many as their growth allows.
+def other_trips(reference: Session, feeds: Feeds) -> Iterator[Excursion | NotRun]:
+    """Yield inputs with which the loops of a model run no trip, one, and as many as their growth allows, as far as it
+    runs on them.
 
     A loop whose values grow faster than its trips leaves any range sooner or later, float32's as well, so nothing
     follows from many trips.
@@ -41,22 +43,21 @@ def other_trips(reference: Session, feeds: Feeds) -> Iterator[OtherInputs]:
         trips, _ = _run(reference, feeds, names, count)
         yield trips
     few, usual = _run(reference, feeds, names, _USUAL)
-    if few.reference is None:
+    if isinstance(few, NotRun):
         yield few
         return
     for count in _MANY:
         trips, outputs = _run(reference, feeds, names, count)
         most = _largest(usual) * count / _USUAL
-        if trips.reference is not None and _largest(outputs) <= most:
+        if isinstance(trips, Excursion) and _largest(outputs) <= most:
             yield trips
             return
-    why = trips.why or "values grow faster than the number of trips"
+    why = "values grow faster than the number of trips"
+    if isinstance(trips, NotRun):
+        why = trips.why
     listed = " and ".join(map(repr, names))
-    yield trips._replace(
-        what=f"more than {_USUAL} trips of the loops that {listed} counts",
-        reference=None,
-        why=why,
-    )
+    what = f"more than {_USUAL} trips of the loops that {listed} counts"
+    yield NotRun(what, why)
 
 
 def _trip_inputs(flow: DataflowGraph) -> list[str]:
@@ -78,21 +79,18 @@ def _is_number(feed: object) -> bool:
 
 def _run(
     reference: Session, feeds: Feeds, names: Iterable[str], count: int
-) -> tuple[OtherInputs, Outputs]:
-    """Run the model with so many trips, and return the inputs and its outputs."""
+) -> tuple[Excursion | NotRun, Outputs]:
+    """Run the model with so many trips, and return the comparison and its outputs."""
     changed = {name: np.full_like(feeds[name], count) for name in names}
     inputs = {**feeds, **changed}
     what = ", ".join(f"{name}={count}" for name in changed)
-    samples = held_samples(what, [inputs])
     session = apart(reference)
     try:
         checked = check_inputs(session.model.proto, inputs)
         outputs = session.run_sample(0, checked)
     except (OnnxAmpError, MemoryError) as error:
-        return OtherInputs(
-            what, samples, why=in_short(error) or "too little memory"
-        ), {}
-    return OtherInputs(what, samples, session), outputs
+        return NotRun(what, in_short(error) or "too little memory"), {}
+    return Excursion(what, held_samples(what, [inputs]), session), outputs
 
 
 def _largest(outputs: Outputs) -> float:
