@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
 from math import inf
 from typing import Final
 
@@ -24,7 +23,9 @@ _EXPLAINED: Final = 0.5
 
 
 def apply_limits(report: DiffReport, limits: Limits) -> DiffReport:
-    """Return a comparison judged by these limits. Measurements stay; earlier verdicts, warnings and remedies go."""
+    """Return a comparison on samples judged by these limits. Measurements stay; earlier verdicts, warnings and remedies
+    go.
+    """
     judgements = limits.judge(
         report.outputs,
         report.lowest,
@@ -32,16 +33,10 @@ def apply_limits(report: DiffReport, limits: Limits) -> DiffReport:
         drawn=report.drawn,
         redrawn=report.redrawn,
     )
-    extras = tuple(_judged_extra(report, extra, limits) for extra in report.extras)
-    warnings = (
-        *_warnings(report, judgements, limits),
-        *chain.from_iterable(extra.warnings for extra in extras),
-    )
     judged = replace(
         report,
         judgements=judgements,
-        warnings=warnings,
-        extras=extras,
+        warnings=tuple(_warnings(report, judgements, limits)),
         first_bad=None,
         cure=None,
     )
@@ -98,24 +93,11 @@ def _up_to_parts(report: DiffReport) -> Sequence[LayerDiff]:
     return [row for row in report.layers if row.position <= max(ends, default=inf)]
 
 
-def limits_beyond(limits: Limits, where: Excursion | Extra, lowest: str) -> Limits:
+def limits_beyond(limits: Limits, where: Excursion, lowest: str) -> Limits:
     """Return the limits of a comparison beyond the samples; ``lowest`` is the low-precision type."""
     if where.is_empty:
         return limits.finite
     return limits.hard(lowest) if where.is_hard else limits.beyond
-
-
-def _judged_extra(report: DiffReport, extra: Extra, limits: Limits) -> Extra:
-    """Return a comparison beyond the samples, judged as the samples are."""
-    there = replace(report, outputs=extra.outputs)
-    limits = limits_beyond(limits, extra, report.lowest)
-    judgements = limits.judge(
-        extra.outputs, report.lowest, report.noise, drawn=report.drawn
-    )
-    told = (
-        f"With {extra.what}: {text}" for text in _warnings(there, judgements, limits)
-    )
-    return replace(extra, judgements=judgements, warnings=tuple(told))
 
 
 def with_extra(
