@@ -43,10 +43,8 @@ def apply_limits(report: DiffReport, limits: Limits) -> DiffReport:
     if judged.passed:
         return judged
     limit = min(usual_limits(judgements), default=TOLERANCES[report.lowest])
-    hidden = misses_parts(judged)
-    rows = _up_to_parts(judged) if hidden else report.layers
-    bad = _first_bad(report, rows, limit, hidden=hidden)
-    return replace(judged, first_bad=bad)
+    rows = _up_to_parts(judged) if misses_parts(judged) else report.layers
+    return replace(judged, first_bad=_first_bad(report, rows, limit))
 
 
 def usual_limits(judgements: Iterable[Judgement]) -> list[float]:
@@ -139,35 +137,27 @@ def with_extra(
 
 
 def _first_bad(
-    report: DiffReport,
-    rows: Sequence[LayerDiff],
-    limit: float,
-    *,
-    hidden: bool,
+    report: DiffReport, rows: Sequence[LayerDiff], limit: float
 ) -> FirstBad | None:
     """Return the first float value that breaks: on the reference's inputs, or to NaN or Inf by accumulated error.
 
     If there is none: the first whose own error explains that of the outputs; then the first from which on the
-    accumulated error stays beyond the limit.
-
-    Args:
-        hidden: count errors that the norms of whole values hide.
+    accumulated error stays beyond the limit. Errors that the norms of whole values hide count where they were measured.
     """
     floats = [row for row in rows if "float" in row.dtype]
     for row in floats:
         if alarm := _alarm_of(row):
             return FirstBad(row.value, row.node, row.op, f"{alarm}{_in_body(row)}")
-    own = _first_lossy(report.outputs, floats, limit, hidden=hidden)
+    own = _first_lossy(report.outputs, floats, limit)
     if own is not None:
         return own
     start: LayerDiff | None = None
     for row in floats:
         if row.accumulated is not None:
-            error = row.whole_error if hidden else row.accumulated.rel_l2
-            start = (start or row) if error > limit else None
+            start = (start or row) if row.whole_error > limit else None
     if start is None or start.accumulated is None:
         return None
-    error = start.whole_error if hidden else start.accumulated.rel_l2
+    error = start.whole_error
     text = f"the accumulated error is {error:.2g}{_of_some(start.accumulated, error)}"
     return FirstBad(start.value, start.node, start.op, text, breaks=False)
 
@@ -189,24 +179,16 @@ def is_broken(report: DiffReport) -> bool:
 
 
 def _first_lossy(
-    outputs: Sequence[TensorDiff],
-    floats: Sequence[LayerDiff],
-    limit: float,
-    *,
-    hidden: bool,
+    outputs: Sequence[TensorDiff], floats: Sequence[LayerDiff], limit: float
 ) -> FirstBad | None:
     """Return the first value whose op, on the reference's inputs, is off by about as much as the worst output."""
     errors = [d.rel_l2 for d in outputs if d.is_float]
     errors += [d.part.rel_l2 for d in outputs if d.part is not None]
     least = max(limit, _EXPLAINED * max(errors, default=0.0))
     for row in floats:
-        if row.local is None:
-            continue
-        error = row.own_error if hidden else row.local.rel_l2
-        accumulated = None if row.accumulated is None else row.accumulated.rel_l2
-        if hidden and accumulated is not None:
-            accumulated = row.whole_error
-        if error > least and (accumulated is None or accumulated > least):
+        error = row.own_error
+        stays = row.accumulated is None or row.whole_error > least
+        if row.local is not None and error > least and stays:
             some = _of_some(row.local, error)
             text = f"its own error is {error:.2g}{some}{_in_body(row)}"
             return FirstBad(row.value, row.node, row.op, text)
