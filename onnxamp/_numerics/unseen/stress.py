@@ -31,7 +31,7 @@ from onnxamp._numerics.unseen.small_divisors import small_divisors
 from onnxamp._numerics.unseen.stressed import Proof, Stressed
 from onnxamp._numerics.unseen.ties import near_tie
 from onnxamp._rewrite.passes.upgrade import plan_upgrade
-from onnxamp._runtime.inputs.samples import Samples, held_samples
+from onnxamp._runtime.inputs.samples import Samples
 from onnxamp._runtime.sessions.values import Feeds, check_inputs, shapes_of
 
 Ranges: TypeAlias = tuple[tuple[str, Range], ...]
@@ -208,13 +208,9 @@ class Stress(NamedTuple):
             if not effort.has_lesser:
                 return None
             model = sized(_upgraded(reference), given[0])
-            tie = near_tie(model, movable, given[0], names, effort.steps)
+            return near_tie(model, movable, given[0], names, effort.steps)
         except OnnxAmpError:
             return None
-        if tie is None:
-            return None
-        told = f"an input near a tie of {tie.node!r}"
-        return held_samples(told, [tie.inputs])
 
     def _movable(self, seen: Mapping[str, Range]) -> dict[str, Range]:
         """Return the ranges of the inputs that may change: those that are stated, or else those of the samples."""

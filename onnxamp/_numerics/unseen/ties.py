@@ -1,7 +1,6 @@
 """Inputs that lead toward a tie, where an ArgMax or a TopK chooses between elements that are nearly equal."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from onnx import NodeProto
@@ -13,22 +12,11 @@ from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import graph_of
 from onnxamp._model.model import Model
 from onnxamp._numerics.unseen.climb import Climb
+from onnxamp._runtime.inputs.samples import Samples, held_samples
 from onnxamp._runtime.sessions.values import Feeds
 
 _TRIES = 2
 """Nodes that are tried: what has no gradient before one has none before most others."""
-
-
-class Tie(NamedTuple):
-    """Inputs near a tie.
-
-    Attributes:
-        node: the name of the node that chooses, or of its first output.
-        inputs: the inputs.
-    """
-
-    node: str
-    inputs: Feeds
 
 
 def near_tie(
@@ -37,8 +25,8 @@ def near_tie(
     start: Feeds,
     names: Sequence[str],
     steps: int,
-) -> Tie | None:
-    """Return inputs that so many steps reach toward a tie; None if no gradient leads there.
+) -> Samples | None:
+    """Return an input that so many steps reach toward a tie; None if no gradient leads there.
 
     Args:
         model: the original, with the sizes of the sample.
@@ -55,7 +43,7 @@ def near_tie(
         except OnnxAmpError:
             continue
         if found is not start:
-            return Tie(label, found)
+            return held_samples(f"an input near a tie of {label!r}", [found])
     return None
 
 
