@@ -29,6 +29,15 @@ def stored_exponents(model: ModelProto) -> dict[str, int]:
     }
 
 
+def exponents_between(
+    one: Mapping[str, int], other: Mapping[str, int]
+) -> dict[str, int]:
+    """Return value -> e, where another model stores it as a multiple by 2^-e of what one does; both have exponents."""
+    names = (*one, *other)
+    differences = {name: other.get(name, 0) - one.get(name, 0) for name in names}
+    return {name: exponent for name, exponent in differences.items() if exponent}
+
+
 def store_exponents(model: ModelProto, exponents: Mapping[str, int]) -> None:
     """Add exponents to those that the model has, and write them to its metadata."""
     total = stored_exponents(model)

@@ -15,6 +15,7 @@ import numpy as np
 
 from onnxamp._base.errors import RuntimeFailure
 from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS, FLOAT_TENSORS
+from onnxamp._model.exponents import exponents_between
 from onnxamp._numerics.differences.groups import hidden_errors
 from onnxamp._numerics.differences.measure import MEASURABLE, measure
 from onnxamp._numerics.differences.metrics import Measurement
@@ -73,20 +74,8 @@ def pair(reference: DataflowGraph, result: DataflowGraph) -> Pairing:
         if MEASURABLE.issuperset(kinds):
             shared[name] = _replay(reference, result, name)
     replaceable = (name for name in names if _can_replace(reference, result, name))
-    exponents = exponents_between(reference, result)
+    exponents = exponents_between(reference.exponents, result.exponents)
     return Pairing(shared, frozenset(replaceable), exponents=exponents)
-
-
-def exponents_between(
-    reference: DataflowGraph, result: DataflowGraph
-) -> dict[str, int]:
-    """Return value -> e, where the result stores it as a multiple by 2^-e of what the reference does."""
-    one = reference.exponents
-    other = result.exponents
-    differences = {
-        name: other.get(name, 0) - one.get(name, 0) for name in (*one, *other)
-    }
-    return {name: exponent for name, exponent in differences.items() if exponent}
 
 
 def _replay(

@@ -11,11 +11,11 @@ import numpy as np
 
 from onnxamp._base.records import record
 from onnxamp._facts.dtypes import FORMATS
+from onnxamp._model.exponents import exponents_between
 from onnxamp._numerics.differences.groups import Group, groups_of, hidden_groups
 from onnxamp._numerics.differences.measure import measure
 from onnxamp._numerics.differences.metrics import RELATIVE_FLOOR, PartError
 from onnxamp._numerics.limits import PART_OFF
-from onnxamp._numerics.paired import exponents_between
 from onnxamp._runtime.piecewise.flow import DataflowGraph, dtype_of
 from onnxamp._runtime.piecewise.joined import holds_shares, joined_parts
 from onnxamp._runtime.sessions.values import to_value
@@ -117,7 +117,7 @@ def worst_parts(
         reference: values of the reference, by name.
         result: those of the result.
     """
-    exponents = exponents_between(*flows)
+    exponents = exponents_between(*(flow.exponents for flow in flows))
     for output, names in flows[0].ask(joined_parts).items():
         known = [name for name in names if name in reference and name in result]
         sizes = sum(np.size(reference[name]) for name in known)

@@ -11,6 +11,7 @@ from onnxamp._base.errors import ArgumentError, RuntimeFailure
 from onnxamp._base.executor import Memory
 from onnxamp._base.records import record
 from onnxamp._facts.ops import attribute, op_facts, op_key
+from onnxamp._model.exponents import exponents_between
 from onnxamp._model.model import Model
 from onnxamp._numerics.choices.close_calls import (
     Chooser,
@@ -33,7 +34,6 @@ from onnxamp._numerics.paired import (
     Compared,
     PairedOutputs,
     PairedSessions,
-    exponents_between,
 )
 from onnxamp._numerics.parts import (
     Grouped,
@@ -482,7 +482,7 @@ def _strayed(given: Outputs, prepared: Outputs) -> str:
 def _layers(
     reference: DataflowGraph, result: DataflowGraph, rows: Mapping[str, Compared]
 ) -> Iterator[LayerDiff]:
-    exponents = exponents_between(reference, result)
+    exponents = exponents_between(reference.exponents, result.exponents)
     for name, row in rows.items():
         _, position = origin(reference, name)
         node = reference.nodes[position]

@@ -18,7 +18,7 @@ from onnxamp._gradients.writer import MIN_OPSET
 from onnxamp._graph.bounds.bounds import Bounds
 from onnxamp._graph.bounds.find import find_bounds
 from onnxamp._graph.graph import graph_of
-from onnxamp._model.exponents import stored_exponents
+from onnxamp._model.exponents import exponents_between, stored_exponents
 from onnxamp._model.model import Model
 from onnxamp._model.protos import opset_imports
 from onnxamp._numerics.unseen.ascent import Ascent, moved_values
@@ -100,7 +100,8 @@ class Stress(NamedTuple):
             model = _upgraded(original)
             if not moved_values(model.ask(graph_of), movable, by_slopes=True):
                 return Stressed(proof, rooms=rooms)
-            exponents = _exponents_between(reference, result)
+            stored = (stored_exponents(one.proto) for one in (reference, result))
+            exponents = exponents_between(*stored)
             ascent = Ascent(model, names, movable, given[0], self.low, exponents)
             found = ascent.climbed(given, self.steps, proof)
         except OnnxAmpError as error:
@@ -277,14 +278,6 @@ def _proof(
         assumed=tuple(assumed),
         sampled=tuple(name for name in assumed if name not in stated),
     )
-
-
-def _exponents_between(reference: Model, result: Model) -> dict[str, int]:
-    """Return the exponents of values that a result stores as ``value * 2**-exponent`` of what the reference stores."""
-    before = stored_exponents(reference.proto)
-    after = stored_exponents(result.proto)
-    names = before.keys() | after.keys()
-    return {name: after.get(name, 0) - before.get(name, 0) for name in names}
 
 
 def _names_of(bounds: Bounds, reference: Model, values: Iterable[int]) -> list[str]:
