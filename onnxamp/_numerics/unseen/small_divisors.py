@@ -9,6 +9,7 @@ from onnxamp._facts.ops import op_facts
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model
+from onnxamp._numerics.unseen.ascent import moved_values
 from onnxamp._numerics.unseen.climb import Climb
 from onnxamp._runtime.sessions.values import Feeds
 
@@ -39,21 +40,13 @@ def small_divisors(
 def _divisors(graph: Graph, inputs: Mapping[str, Range]) -> Iterator[str]:
     """Yield the floats of the main graph by which a node divides, and that follow from some inputs. Linear."""
     facts = op_facts()
-    scope = graph.scopes[0]
-    given = {scope.names[name] for name in inputs if name in scope.names}
-    changed = set(given)
-    seen = set[int]()
+    left = moved_values(graph, inputs)
     for node in graph.order:
-        if changed.isdisjoint(node.reads):
+        if node.scope or node.key in facts.logarithms:
             continue
-        changed.update(node.writes)
-        ports = (
-            () if node.key in facts.logarithms else facts.divisors.get(node.key, ())
-        )
-        for value in map(node.input, ports):
-            is_computed = value in changed and value not in given | seen
-            if is_computed and graph.types[value] == FLOAT and not node.scope:
-                seen.add(value)
+        for value in map(node.input, facts.divisors.get(node.key, ())):
+            if value in left and graph.types[value] == FLOAT:
+                left.remove(value)
                 yield graph.values[value].name
 
 
