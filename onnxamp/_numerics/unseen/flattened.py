@@ -263,11 +263,9 @@ class _Flattening:
         """Return a new node."""
         return self.editor.make(kind, inputs, [into], "", **more)
 
-    def results(
-        self, node: Node, sources: Sequence[str], first: int = 0
-    ) -> Iterator[NodeProto]:
-        """Yield nodes that give values the names of a node's results."""
-        for port, source in enumerate(sources, first):
+    def results(self, node: Node, sources: Sequence[str]) -> Iterator[NodeProto]:
+        """Yield nodes that give values the names of a node's first results."""
+        for port, source in enumerate(sources):
             if node.output(port) != ABSENT:
                 result = self.graph.values[node.outputs[port]].name
                 yield self.op("Identity", [source], result)
