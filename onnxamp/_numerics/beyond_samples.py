@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, TypeAlias
 
 from onnxamp._graph.graph import graph_of
-from onnxamp._model.model import Model
 from onnxamp._numerics.differences.detections import selected_outputs
 from onnxamp._numerics.judging import with_extra
 from onnxamp._numerics.limits import Limits, is_plain
@@ -33,14 +32,12 @@ class Passed(NamedTuple):
     """A result that passes on samples.
 
     Attributes:
-        model: the result.
-        session: the same, prepared for the samples.
+        session: the result, prepared for the samples.
         samples: the samples.
         limits: what it was judged by.
         taken: the branches that the reference took.
     """
 
-    model: Model
     session: Session
     samples: Samples
     limits: Limits
@@ -117,7 +114,7 @@ class BeyondSamples:
         compared: Compares,
     ) -> DiffReport:
         """Return a report that passes with what is proven of the result, and comparisons on inputs that are hard."""
-        found = stress.of(self.reference.model, passed.model, passed.samples)
+        found = stress.of(self.reference.model, passed.session.model, passed.samples)
         report = replace(
             report, proof=found.proof, headroom=found.headroom, rooms=found.rooms
         )
@@ -128,12 +125,7 @@ class BeyondSamples:
             what = found.samples.description
             session = self.reference.alone()
             self._hard.append(Excursion(what, found.samples, session, is_hard=True))
-        for excursion in self._hard:
-            there = compared(excursion)
-            report = with_extra(report, excursion, there)
-            if not report.passed:
-                break
-        return report
+        return _one_by_one(report, self._hard, compared)
 
     def _with_large_error(
         self,

@@ -207,7 +207,6 @@ class Comparison:
         shallow = partial(at, layers=False)
         deeper = shallow if layers is False else partial(at, layers=None)
         passed = Passed(
-            model=result,
             session=other,
             samples=self.run.samples,
             limits=self.limits,
