@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import ModelProto, ValueInfoProto
 
+from onnxamp._base import words
 from onnxamp._base.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -298,7 +299,7 @@ class Prompts(SampleSource):
         tokens = self.tokens_of(opened)
         writer = PromptWriter(reference or on_cpu(opened), seed)
         spool = Spool(writer.samples(tokens), "file of prompts", 2 * len(tokens))
-        named = f"{len(tokens)} {self._kind}{'' if len(tokens) == 1 else 's'}"
+        named = words.count(len(tokens), self._kind)
         description = f"samples of {named} and the steps after"
         return Samples(description, spool, generates=self.generates)
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, numpy_helper
 
+from onnxamp._base import words
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError, warn
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
@@ -17,7 +18,7 @@ from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.inputs.samples import SamplesLike, as_samples
 from onnxamp._runtime.piecewise.flow import DataflowGraph, dtype_of
 from onnxamp._runtime.sessions.session import Provider, choose_provider
-from onnxamp.debugging._records import ValueRecord, counted
+from onnxamp.debugging._records import ValueRecord
 from onnxamp.debugging._tensors import (
     DebugMode,
     NumericsWarning,
@@ -137,9 +138,7 @@ def check_layer_numerics(
         what = "NaN or Inf"
         if debug_mode is DebugMode.CHECK_ALL_FOR_OVERFLOW:
             what = "Beyond float16"
-        text = (
-            f"{what} in {counted(alarming)} of the layer; the first is {alarming[0]}."
-        )
+        text = f"{what} in {words.count(len(alarming), 'value')} of the layer; the first is {alarming[0]}."
         warn([text], NumericsWarning)
     return LayerCheck(tuple(inputs), tuple(values))
 

@@ -1,7 +1,7 @@
 """Records of checked values, in memory and as CSV files."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from itertools import chain
 from os import PathLike
@@ -112,11 +112,6 @@ def range_fault(stats: TensorStats, dtype: str, *, is_excused: bool) -> str | No
     if is_excused and not stats.fp16_over:
         return "underflow" if stats.fp16_loss > LOST_ABOVE else None
     return stats.fp16
-
-
-def counted(records: Sequence[ValueRecord]) -> str:
-    """Return the number of values, in words."""
-    return "1 value" if len(records) == 1 else f"{len(records)} values"
 
 
 _FACTS: Final = ("step", "position", "op", "node", "tensor", "dtype")

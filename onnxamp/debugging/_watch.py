@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from onnxamp._base.errors import NumericsError, warn
+from onnxamp._base.words import count
 from onnxamp._facts.ops import op_facts, op_key
 from onnxamp._model.weights import SENTINEL
 from onnxamp._numerics.results import ValueCheck
@@ -28,7 +29,6 @@ from onnxamp.debugging._checker import StepCheck, TensorChecker, TensorCheckerCo
 from onnxamp.debugging._chosen import ValueFilter
 from onnxamp.debugging._records import (
     ValueRecord,
-    counted,
     dump_path,
     range_fault,
     write_dump,
@@ -314,10 +314,12 @@ def _warn(
     where = "" if file is None else f" All are in {str(file)!r}."
     told = []
     if bad := [row for row in records if row.is_bad]:
-        told.append(f"there is NaN or Inf in {counted(bad)}; the first is {bad[0]}")
+        told.append(
+            f"there is NaN or Inf in {count(len(bad), 'value')}; the first is {bad[0]}"
+        )
     wide = [row for row in records if row.fp16 and not row.is_bad]
     if wide and config.debug_mode is DebugMode.CHECK_ALL_FOR_OVERFLOW:
         told.append(
-            f"{counted(wide)} beyond float16; the first ({wide[0].fp16}) is {wide[0]}"
+            f"{count(len(wide), 'value')} beyond float16; the first ({wide[0].fp16}) is {wide[0]}"
         )
     warn([f"Run {step}: {text}.{where}" for text in told], NumericsWarning)

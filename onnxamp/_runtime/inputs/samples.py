@@ -36,6 +36,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from onnx import ModelProto
 
+from onnxamp._base import words
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError
 from onnxamp._base.paths import as_path, cannot_read, is_remote
 from onnxamp._graph.graph import Graph, graph_of
@@ -156,9 +157,7 @@ class Samples:
         """The description, with the number of samples that an iterator has returned so far."""
         if not isinstance(self.readers, Spool):
             return self.description
-        return (
-            f"{_count(self.taken, 'sample')}{self.description.removeprefix('samples')}"
-        )
+        return f"{words.count(self.taken, 'sample')}{self.description.removeprefix('samples')}"
 
     def has(self, number: int) -> bool:
         """Return whether there is a sample of that number; this advances an iterator up to it."""
@@ -219,7 +218,7 @@ def given_samples(given: Any, model: ModelSource) -> Samples:
     """
     if is_dataset(given):
         rows = row_readers(given)
-        return Samples(f"{_count(len(rows), 'row')} of a Ray Dataset", rows)
+        return Samples(f"{words.count(len(rows), 'row')} of a Ray Dataset", rows)
     if isinstance(given, Mapping) or is_array(given):
         return Samples(
             "the given inputs", [partial(dict, _sample(given, given, model))]
@@ -232,7 +231,7 @@ def given_samples(given: Any, model: ModelSource) -> Samples:
     left = map(_left, given, samples)
     without = _without(max(left, default=0))
     return Samples(
-        f"{_count(len(given), 'given sample')}{without}",
+        f"{words.count(len(given), 'given sample')}{without}",
         [partial(dict, item) for item in samples],
     )
 
@@ -257,7 +256,7 @@ def _left(item: Any, sample: Sample) -> int:
 
 
 def _without(left: int) -> str:
-    return f", without the last {_count(left, 'array')} of each" if left else ""
+    return f", without the last {words.count(left, 'array')} of each" if left else ""
 
 
 def _is_tuple(item: Any) -> bool:
@@ -283,7 +282,7 @@ def _sample(item: Any, given: Any, model: ModelSource) -> Sample:
         )
     if len(feeds) < len(names):
         raise ArgumentError(
-            f"A sample holds {_count(len(feeds), 'array')}, but the inputs are {', '.join(names)}."
+            f"A sample holds {words.count(len(feeds), 'array')}, but the inputs are {', '.join(names)}."
         )
     return dict(zip(names, map(as_array, feeds), strict=False))
 
@@ -335,7 +334,7 @@ def load_samples(path: str | PathLike[str]) -> Samples:
     if not is_remote(path):
         files = {reader.args[0].absolute() for reader in readers}
         note_sources({file: FileStamp.of(file.stat()) for file in files})
-    return Samples(f"{_count(len(readers), 'sample')} of {quoted(path)}", readers)
+    return Samples(f"{words.count(len(readers), 'sample')} of {quoted(path)}", readers)
 
 
 def random_samples(
@@ -450,10 +449,6 @@ def _read(draw: Draw, cache: SampleCache, number: int) -> Sample:
     sample = draw.make(number)
     cache.keep(number, sample)
     return sample
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def as_samples(
