@@ -45,7 +45,6 @@ from onnxamp._runtime.inputs.samples import Samples, further
 from onnxamp._runtime.loop import (
     Kept,
     KeptSamples,
-    MeasuredSamples,
     input_failure,
     observe,
 )
@@ -228,7 +227,7 @@ class Comparison:
         Returns:
             Where measurements are stored, the report, and the measurements; None if nothing was compared.
         """
-        known = MeasuredSamples(SampleDiff)
+        known = dict[int, SampleDiff]()
         while True:
             part = self._part(other)
             found = self._compared(probe, activity, part, memory, known=known)
@@ -397,7 +396,7 @@ class Comparison:
         part: Part | None,
         memory: Memory,
         *,
-        known: MeasuredSamples[SampleDiff] | None = None,
+        known: dict[int, SampleDiff] | None = None,
         only: int | None = None,
         until: float = inf,
     ) -> tuple[DiffReport, Tally | None]:

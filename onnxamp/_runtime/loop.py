@@ -198,7 +198,7 @@ class KeptSamples(Generic[T]):
     Attributes:
         part: where they are stored.
         samples: the samples.
-        kind: the type of the records; others are not stored.
+        kind: the type of the records.
         what: the subject of the records, if a part has several.
         takes: whether to store a record.
     """
@@ -217,13 +217,8 @@ class KeptSamples(Generic[T]):
         record: T = from_data(self.kind, self.part[self._key(number)])
         return record
 
-    def keep(self, number: int, record: object) -> None:
-        """Keep a record.
-
-        Raises:
-            OutputError: the state file cannot be written.
-        """
-        if isinstance(record, self.kind) and self.takes(record):
+    def __setitem__(self, number: int, record: T) -> None:
+        if self.takes(record):
             self.part[self._key(number)] = as_data(record, named=False)
 
     def _key(self, number: int) -> str:
@@ -242,31 +237,8 @@ class Found(NamedTuple, Generic[T]):
     trouble: RuntimeFailure | Crash | None
 
 
-@dataclass(slots=True)
-class MeasuredSamples(Generic[T]):
-    """Records of samples by number, as :class:`KeptSamples`, but in this process alone.
-
-    Attributes:
-        kind: the type of the records; others are not kept.
-    """
-
-    kind: type[T]
-    _records: dict[int, T] = field(default_factory=dict)
-
-    def __contains__(self, number: int) -> bool:
-        return number in self._records
-
-    def __getitem__(self, number: int) -> T:
-        return self._records[number]
-
-    def keep(self, number: int, record: object) -> None:
-        """Keep a record."""
-        if isinstance(record, self.kind):
-            self._records[number] = record
-
-
-Kept: TypeAlias = KeptSamples[T] | MeasuredSamples[T]
-"""Records that are not measured again."""
+Kept: TypeAlias = KeptSamples[T] | dict[int, T]
+"""Records that are not measured again, by number of the sample."""
 
 
 def observe(
@@ -437,8 +409,8 @@ class _Round(Generic[T]):
 
     def _done(self, position: int, result: T | RuntimeFailure | Crash) -> None:
         self.finished += 1
-        if self.kept is not None:
-            self.kept.keep(self.given[position], result)
+        if self.kept is not None and not isinstance(result, (RuntimeFailure, Crash)):
+            self.kept[self.given[position]] = result
 
 
 def _unheard(done: int, total: int) -> None:
