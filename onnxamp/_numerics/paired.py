@@ -6,7 +6,7 @@ and then dropped, so that memory holds one step and what later steps read.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -47,11 +47,9 @@ class Pairing(NamedTuple):
 
     shared: Mapping[str, Replay | None]
     """In the reference's order; None if too many nodes lie between a value and the nearest that the reference has."""
-    replaceable: frozenset[str] = frozenset()
+    replaceable: frozenset[str]
     """Values of the result that are replaced by the reference's when ops are replayed."""
-    accumulated: bool = True
-    """Whether the result's own values are compared as well as the replayed ones."""
-    exponents: Mapping[str, int] = {}
+    exponents: Mapping[str, int]
     """Value -> e, where the result stores it as a multiple by 2^-e of what the reference does."""
 
     def reads(self) -> Counter[str]:
@@ -75,7 +73,7 @@ def pair(reference: DataflowGraph, result: DataflowGraph) -> Pairing:
             shared[name] = _replay(reference, result, name)
     replaceable = (name for name in names if _can_replace(reference, result, name))
     exponents = exponents_between(reference.exponents, result.exponents)
-    return Pairing(shared, frozenset(replaceable), exponents=exponents)
+    return Pairing(shared, frozenset(replaceable), exponents)
 
 
 def _replay(
@@ -163,6 +161,8 @@ class PairedExecution:
     """Values that are returned beside the outputs."""
     groups: bool = False
     """Whether groups of numbers within each value are compared as well."""
+    accumulated: bool = True
+    """Whether the result's own values are compared as well as the replayed ones."""
     _steps: list[_Step] = field(default_factory=list)
 
     def run(self, feeds: Feeds, progress: Progress | None = None) -> PairedOutputs:
@@ -179,7 +179,7 @@ class PairedExecution:
         shared = Counter(list(self.pairing.shared))
         kept = Counter(self.kept)
         one = start(self.reference, feeds, self.pairing.reads() + shared + kept)
-        own = shared if self.pairing.accumulated else Counter[str]()
+        own = shared if self.accumulated else Counter[str]()
         other = start(self.result, feeds, own + kept)
         if not self._steps:
             flows = self.reference.flow, self.result.flow
@@ -215,7 +215,7 @@ class PairedExecution:
             exponent = self.pairing.exponents.get(name, 0)
             reference = self._as_stored(one, name)
             found = other.values.get(name)
-            if self.pairing.accumulated:
+            if self.accumulated:
                 accumulated, note = _measured(reference, found, exponent)
             local = None
             alone = replayed.get(name)
@@ -232,7 +232,7 @@ class PairedExecution:
         one.used(targets)
         for replay in filter(None, map(self.pairing.shared.get, targets)):
             one.used(replay.reads)
-        other.used(targets if self.pairing.accumulated else ())
+        other.used(targets if self.accumulated else ())
         return compared
 
     def _as_stored(self, one: Execution, name: str) -> "ort.OrtValue | None":
@@ -383,10 +383,9 @@ class PairedSessions:
 
     reference: Session
     result: Session
-    paired: Callable[[DataflowGraph, DataflowGraph], Pairing] = pair
-    """Finds the values to compare."""
     groups: bool = False
-    """Whether groups of numbers within each value are compared as well."""
+    accumulated: bool = True
+    """Both as for :class:`PairedExecution`."""
     _execution: PairedExecution | None = None
 
     def prepare(self, sample: Feeds) -> None:
@@ -409,11 +408,12 @@ class PairedSessions:
             or self._execution.result is not other
         ):
             self._execution = PairedExecution(
-                one,
-                other,
-                self.paired(one.flow, other.flow),
-                self.reference.budget,
-                self.reference.parts_of(one.flow, other.flow),
-                self.groups,
+                reference=one,
+                result=other,
+                pairing=pair(one.flow, other.flow),
+                budget=self.reference.budget,
+                kept=self.reference.parts_of(one.flow, other.flow),
+                groups=self.groups,
+                accumulated=self.accumulated,
             )
         return self._execution.run(feeds, progress)

@@ -40,7 +40,7 @@ from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._numerics.differences.measure import measure
 from onnxamp._numerics.differences.metrics import Measurement, join
-from onnxamp._numerics.paired import PairedSessions, pair
+from onnxamp._numerics.paired import PairedSessions
 from onnxamp._numerics.results import ValueCheck
 from onnxamp._runtime.emulate import without_rounding
 from onnxamp._runtime.engines import Engine, Progress, Session
@@ -450,7 +450,7 @@ class EngineProbe(CheckProbe):
             return PairedSessions(
                 reference,
                 self.engine.open(model, budget=self.budget),
-                lambda *flows: pair(*flows)._replace(accumulated=False),
+                accumulated=False,
             )
 
         return remembered(memory, _CHECKED, self.key, opened)
