@@ -5,18 +5,17 @@ piece, so that all of its values can be observed. A reference runs as it was giv
 optimizations, so that nothing that onnxamp does to models can spoil both sides of a comparison.
 """
 
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from onnxamp._base.errors import RuntimeFailure
 from onnxamp._base.records import record
-from onnxamp._facts.providers import Profile
+from onnxamp._facts.providers import Profile, is_plugin
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.piecewise.branches import settled_flow
@@ -52,28 +51,38 @@ Outputs: TypeAlias = Mapping[str, Any]
 
 
 @record
-class Engine(ABC):
-    """An engine runs models. Code asks it for its properties, and never for its type.
+class Engine:
+    """An engine runs models. ONNX Runtime on the CPU computes float16 in float32 and so hides its errors, unless it is
+    emulated; on CUDA, it runs on the first device.
 
     Attributes:
         provider: the provider of ONNX Runtime.
         emulates: compute low precision in float32 with explicit rounding.
         arithmetic: the target whose float16 sums emulations show; None for float32 sums.
-        is_reference: whether the float32 reference also runs here.
-        gpus: GPUs of a cluster that a worker takes.
     """
 
     provider: Provider
     emulates: bool = False
     arithmetic: Profile | None = None
 
-    is_reference: ClassVar[bool] = True
-    gpus: ClassVar[int] = 0
+    @property
+    def is_reference(self) -> bool:
+        """Whether the float32 reference also runs here. On a plugin provider, float32 may be off already."""
+        return not is_plugin(self.provider)
 
     @property
-    @abstractmethod
+    def gpus(self) -> int:
+        """GPUs of a cluster that a worker takes."""
+        return int(self.provider == "cuda")
+
+    @property
     def title(self) -> str:
-        """The name in reports, if it computes float32."""
+        """The name in reports, if it computes float32: "CPU", "OpenVINO (hint dynamic) on ..."."""
+        if self.provider == "cpu":
+            return "CPU"
+        if self.provider == "cuda":
+            return f"CUDA ({device_name()})"
+        return engine_called(self.provider).name
 
     def name(self, lowest: str = "float32") -> str:
         """Return the name in reports, such as "CUDA (device)" or "CPU, emulated float16".
@@ -89,7 +98,7 @@ class Engine(ABC):
     @property
     def reference(self) -> "Engine":
         """The engine of the float32 models that results are compared with."""
-        return self if self.is_reference else CpuEngine("cpu", emulates=True)
+        return self if self.is_reference else Engine("cpu", emulates=True)
 
     @property
     def runtime(self) -> str:
@@ -140,47 +149,6 @@ class Engine(ABC):
         return Counter(op for provider, op, _ in nodes if provider == "CPU")
 
 
-class CpuEngine(Engine):
-    """ONNX Runtime on the CPU, which computes float16 in float32 and so hides its errors, unless it is emulated."""
-
-    __slots__ = ()
-
-    @property
-    def title(self) -> str:
-        """As :attr:`Engine.title`."""
-        return "CPU"
-
-
-class CudaEngine(Engine):
-    """ONNX Runtime on the first CUDA device."""
-
-    __slots__ = ()
-    gpus = 1
-
-    @property
-    def title(self) -> str:
-        """As :attr:`Engine.title`."""
-        return f"CUDA ({device_name()})"
-
-
-class PluginEngine(Engine):
-    """A plugin provider, which computes low precision itself; float32 may be off there already."""
-
-    __slots__ = ()
-    is_reference = False
-
-    @property
-    def title(self) -> str:
-        """As :attr:`Engine.title`, as in "OpenVINO (hint dynamic) on ..."."""
-        return engine_called(self.provider).name
-
-
-_ENGINES: Final[Mapping[Provider, type[Engine]]] = {
-    "cpu": CpuEngine,
-    "cuda": CudaEngine,
-}
-
-
 def engine_on(provider: Provider, *, emulates: bool | None = None) -> Engine:
     """Return the engine on a provider.
 
@@ -188,8 +156,7 @@ def engine_on(provider: Provider, *, emulates: bool | None = None) -> Engine:
         provider: the provider, which exists.
         emulates: compute low precision in float32 with explicit rounding; None to do so on the CPU alone.
     """
-    kind = _ENGINES.get(provider, PluginEngine)
-    return kind(provider, kind is CpuEngine if emulates is None else emulates)
+    return Engine(provider, provider == "cpu" if emulates is None else emulates)
 
 
 def choose_engine(provider: Provider | None) -> Engine:

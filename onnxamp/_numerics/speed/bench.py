@@ -33,7 +33,7 @@ from onnxamp._numerics.speed.timing import (
     timed,
     warm_up,
 )
-from onnxamp._runtime.engines import CudaEngine, Engine, choose_engine
+from onnxamp._runtime.engines import Engine, choose_engine
 from onnxamp._runtime.inputs.random_inputs import random_inputs
 from onnxamp._runtime.inputs.samples import draw_of
 from onnxamp._runtime.inputs.suited import suited
@@ -60,6 +60,7 @@ Source: TypeAlias = ModelProto | str | PathLike[str]
 
 _CPU: Final = "cpu"
 """The provider that every machine has."""
+_CUDA: Final = "cuda"
 _REST: Final = 0.02
 """Seconds to wait before a model runs after one of another engine, whose threads still busy-wait for work."""
 _WARM_UP: Final = 2.0
@@ -169,7 +170,7 @@ def bench_models(
     engines = list[Engine]()
     for one in each:
         engine = chosen if one.provider is None else choose_engine(one.provider)
-        if one.cuda_graph and not isinstance(engine, CudaEngine):
+        if one.cuda_graph and engine.provider != _CUDA:
             raise ArgumentError("CUDA graphs need the CUDA provider.")
         engines.append(engine)
     first = Model.of(models[0])
@@ -375,7 +376,7 @@ def _load(
         )
     takes = tuple(entry.name for entry in fed_inputs(proto.graph))
     graph = Graph.of(proto)
-    is_on_cuda = isinstance(engine, CudaEngine)
+    is_on_cuda = engine.provider == _CUDA
     kinds = Counter(node.key for node in graph.nodes)
     facts = Bench(
         model=label,
@@ -461,7 +462,7 @@ def _report(inputs: _Inputs, models: Sequence[_Loaded]) -> BenchReport:
             original=models[0].facts,
             model=model.facts,
             timings=model.timings,
-            on_cuda=isinstance(model.engine, CudaEngine),
+            on_cuda=model.engine.provider == _CUDA,
         )
         causes += find_causes(evidence)
     sizes = [size for size in inputs.sizes if size is not None]
