@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from onnxamp._numerics.differences.blocks import Array
+from onnxamp._numerics.differences.boxes import corners_of, overlaps_of
 
 MOST: Final = 1 << 22
 """Elements of a value that are looked at: larger ones show as much by their first elements."""
@@ -181,21 +182,15 @@ class Boxes(NamedTuple):
     def of(cls, boxes: Array, scores: Array, kept: Array, *, centers: bool) -> "Boxes":
         """Return boxes that are given by corners, or by centers and sizes."""
         given = np.asarray(boxes, np.float64)
+        given = corners_of(given) if centers else given
         one, two = given[..., :2], given[..., 2:]
-        if centers:
-            one, two = one - two / 2, one + two / 2
         corners = np.concatenate([np.minimum(one, two), np.maximum(one, two)], -1)
         return cls(corners, np.asarray(scores, np.float64), np.asarray(kept, np.int64))
 
     def overlaps(self, image: int, box: int) -> Array:
         """Return the intersection over union of a box with each box of its image."""
         every = self.corners[image]
-        one = every[box]
-        sides = np.minimum(one[2:], every[:, 2:]) - np.maximum(one[:2], every[:, :2])
-        common = np.clip(sides, 0, None).prod(-1)
-        areas = (every[:, 2:] - every[:, :2]).prod(-1)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            shares: Array = np.nan_to_num(common / (areas[box] + areas - common))
+        shares: Array = overlaps_of(every[None, box], every)[0]
         return shares
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from math import prod
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +22,10 @@ from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.model import Model
+from onnxamp._numerics.differences.blocks import Array
+from onnxamp._numerics.differences.boxes import corners_of, overlaps_of
 from onnxamp._numerics.differences.compare import compare, compare_outputs
 from onnxamp._numerics.differences.metrics import TensorDiff
-
-Array: TypeAlias = npt.NDArray[Any]
 
 _MOST_ROWS: Final = 2000
 """Rows of a list that are matched, highest scores first. The number is limited because an assignment takes cubic time.
@@ -489,27 +489,8 @@ def _overlaps(one: Array, other: Array) -> Array:
     These are corners or, if the reference's cannot be, centers and sizes.
     """
     if not (one[:, 2:] >= one[:, :2]).all():
-        one = _corners(one)
-        other = _corners(other)
-    low = np.maximum(one[:, None, :2], other[None, :, :2])
-    high = np.minimum(one[:, None, 2:], other[None, :, 2:])
-    shared = np.prod(np.maximum(high - low, 0), axis=-1)
-    union = _areas(one)[:, None] + _areas(other) - shared
-    with np.errstate(invalid="ignore", divide="ignore"):
-        overlaps = np.where(union > 0, shared / union, 0.0)
+        one = corners_of(one)
+        other = corners_of(other)
     # Equal boxes without an area, or with infinite corners, are the same box as well.
     same = (one[:, None] == other).all(-1)
-    return np.asarray(np.where(same, 1.0, np.nan_to_num(overlaps, nan=0.0)))
-
-
-def _areas(boxes: Array) -> Array:
-    """Return the areas of boxes, given by corners."""
-    sides = np.maximum(boxes[:, 2:] - boxes[:, :2], 0)
-    return np.asarray(np.prod(sides, axis=-1))
-
-
-def _corners(boxes: Array) -> Array:
-    """Return the corners of boxes, given by centers and sizes."""
-    centers = boxes[:, :2]
-    halves = boxes[:, 2:] / 2
-    return np.concatenate([centers - halves, centers + halves], axis=-1)
+    return np.where(same, 1.0, overlaps_of(one, other))
