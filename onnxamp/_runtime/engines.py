@@ -6,12 +6,13 @@ optimizations, so that nothing that onnxamp does to models can spoil both sides 
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 from typing import Any, Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from onnxamp._base.errors import RuntimeFailure
 from onnxamp._base.records import record
@@ -240,6 +241,16 @@ class Session:
     def joined(self) -> str:
         """Why pieces of the model do not run, although they do together; "" if they do."""
         return "" if self._executor is None else self._executor.joined
+
+    def floats_of(self, outputs: Outputs) -> Iterator[npt.NDArray[Any]]:
+        """Yield the floats among the model's own outputs, those of sequences included, as far as there are any."""
+        for entry in self.model.proto.graph.output:
+            found = outputs.get(entry.name)
+            for array in found if isinstance(found, list) else [found]:
+                if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
+                    continue
+                if array.size:
+                    yield array
 
     def left_to_cpu(self) -> Counter[str]:
         """Count by op the nodes that the engine left to the CPU when the model ran whole."""

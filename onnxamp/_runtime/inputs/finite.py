@@ -7,7 +7,7 @@ there are fewer.
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from onnx import TensorProto
@@ -15,7 +15,7 @@ from onnx import TensorProto
 from onnxamp._base.errors import OnnxAmpError
 from onnxamp._facts.dtypes import FORMATS
 from onnxamp._facts.ops import op_facts
-from onnxamp._runtime.engines import Outputs, Session
+from onnxamp._runtime.engines import Session
 from onnxamp._runtime.inputs.domains import Domain
 from onnxamp._runtime.inputs.draws import Draw
 from onnxamp._runtime.inputs.random_inputs import InputMaker
@@ -135,15 +135,7 @@ def _spoiled(draw: Draw, session: Session) -> float:
         outputs = session.run_sample(0, feeds)
     except (OnnxAmpError, MemoryError):
         return np.inf if draw.told else 0.0
-    floats = _float_outputs(session, outputs)
+    floats = [*session.floats_of(outputs)]
     shares = [float(np.mean(~np.isfinite(array))) for array in floats]
     has_nan = any(bool(np.isnan(array).any()) for array in floats)
     return sum(shares) if has_nan or 1.0 in shares else 0.0
-
-
-def _float_outputs(session: Session, outputs: Outputs) -> list[Any]:
-    """Return the float tensors among the outputs that hold any number."""
-    names = [entry.name for entry in session.model.proto.graph.output]
-    arrays = [outputs[name] for name in names if name in outputs]
-    found = [array for array in arrays if isinstance(array, np.ndarray)]
-    return [array for array in found if array.dtype.kind == "f" and array.size]

@@ -1,10 +1,11 @@
 """How many random samples a verdict takes."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from math import ceil
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from onnxamp._base.errors import ArgumentError, RuntimeFailure
 from onnxamp._facts.providers import sums_low
@@ -54,18 +55,13 @@ def usual_count(reference: Session, draw: Draw, *engines: str | None) -> int:
         outputs = reference.run_sample(0, draw.make(0))
     except (ArgumentError, RuntimeFailure):  # the comparison reports it
         return LEAST
-    names = [entry.name for entry in reference.model.proto.graph.output]
-    told = {name: outputs[name] for name in names if name in outputs}
-    shown = min(_numbers(told), default=NUMBERS)
+    shown = min(_numbers(reference.floats_of(outputs)), default=NUMBERS)
     return min(MOST, max(LEAST, ceil(NUMBERS / shown)))
 
 
-def _numbers(outputs: Mapping[str, Any]) -> Iterator[float]:
+def _numbers(outputs: Iterable[npt.NDArray[Any]]) -> Iterator[float]:
     """Yield how many numbers of each float output count; outputs that are all zero are left out."""
-    for output in outputs.values():
-        for array in map(np.asarray, output if isinstance(output, list) else [output]):
-            if array.dtype.kind != "f":
-                continue
-            squares = np.square(array[np.isfinite(array)].astype(np.float64))
-            if squares.any():
-                yield float(squares.sum() ** 2 / np.square(squares).sum())
+    for array in outputs:
+        squares = np.square(array[np.isfinite(array)].astype(np.float64))
+        if squares.any():
+            yield float(squares.sum() ** 2 / np.square(squares).sum())
