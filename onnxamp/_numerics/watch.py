@@ -230,34 +230,6 @@ def _fault(
     return fault
 
 
-def mask_values(flow: DataflowGraph) -> frozenset[str]:
-    """Return values that reach a Softmax through mask arithmetic, or an attention as its mask. Complexity: linear in
-    nodes.
-    """
-    facts = op_facts()
-    waiting = list[str]()
-    for node, reads in zip(flow.nodes, flow.reads, strict=True):
-        key = op_key(node)
-        if key in facts.mask_sinks:
-            waiting += reads
-        ports = facts.mask_inputs.get(key, ())
-        waiting += (node.input[port] for port in ports if port < len(node.input))
-    masks = set[str]()
-    while waiting:
-        name = waiting.pop()
-        if name in masks:
-            continue
-        masks.add(name)
-        if name not in flow.maker:
-            continue
-        maker = flow.maker[name]
-        # Values that emulation has added are rounded forms of what they are computed from.
-        is_arithmetic = op_key(flow.nodes[maker]) in facts.mask_arithmetic
-        if is_arithmetic or name not in flow.own:
-            waiting += flow.reads[maker]
-    return frozenset(masks)
-
-
 def reads_constant(flow: DataflowGraph, node: int, limit: float) -> bool:
     """Return whether a constant of the node has an element of that magnitude. Slow, since it reads weights."""
     arrays = _constants_of(flow, node)

@@ -16,7 +16,6 @@ from onnxamp._numerics.results import ValueCheck
 from onnxamp._numerics.watch import (
     ValueMeasurements,
     WatchedValue,
-    mask_values,
     reads_constant,
     watched_parts,
     watched_values,
@@ -237,7 +236,7 @@ def _excused(
         stats: the statistics of these values.
     """
     huge = [name for name in makers if stats[name].has_sentinel]
-    masks = flow.ask(mask_values) if huge else frozenset[str]()
+    masks = flow.ask(_mask_values) if huge else frozenset[str]()
     excused = set[str]()
     for name in huge:
         node = makers[name]
@@ -249,6 +248,34 @@ def _excused(
         if is_excused:
             excused.add(name)
     return excused
+
+
+def _mask_values(flow: DataflowGraph) -> frozenset[str]:
+    """Return values that reach a Softmax through mask arithmetic, or an attention as its mask. Complexity: linear in
+    nodes.
+    """
+    facts = op_facts()
+    waiting = list[str]()
+    for node, reads in zip(flow.nodes, flow.reads, strict=True):
+        key = op_key(node)
+        if key in facts.mask_sinks:
+            waiting += reads
+        ports = facts.mask_inputs.get(key, ())
+        waiting += (node.input[port] for port in ports if port < len(node.input))
+    masks = set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in masks:
+            continue
+        masks.add(name)
+        if name not in flow.maker:
+            continue
+        maker = flow.maker[name]
+        # Values that emulation has added are rounded forms of what they are computed from.
+        is_arithmetic = op_key(flow.nodes[maker]) in facts.mask_arithmetic
+        if is_arithmetic or name not in flow.own:
+            waiting += flow.reads[maker]
+    return frozenset(masks)
 
 
 def _sources(flow: DataflowGraph, node: int, known: Container[str]) -> list[str]:
