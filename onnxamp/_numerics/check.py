@@ -217,7 +217,7 @@ class Check:
                 # Samples that take other branches run another graph, whose values are measured apart.
                 if not groups or groups[-1].flow.choices != checked.choices:
                     feeds = check_inputs(self.model.proto, samples[number])
-                    watched = probe.watched(memory, feeds, checked)
+                    watched = probe.watched(memory, feeds)
                     groups.append(ValueMeasurements(*watched))
                 groups[-1].add(checked)
                 taken += 1

@@ -354,10 +354,9 @@ class CheckProbe(Probe[CheckedSample]):
     key: str = field(default_factory=token_hex)
 
     def watched(
-        self, memory: Memory, feeds: Feeds, checked: CheckedSample
+        self, memory: Memory, feeds: Feeds
     ) -> tuple[DataflowGraph, list[WatchedValue]]:
         """Return the model as it runs on a sample, and the values that are measured."""
-        del checked
         return keep_float32(self._session(memory).prepare(feeds).flow, self.keep)
 
     def _session(self, memory: Memory) -> Session:
@@ -400,13 +399,11 @@ class EngineProbe(CheckProbe):
     __slots__ = ()
 
     def watched(
-        self, memory: Memory, feeds: Feeds, checked: CheckedSample
+        self, memory: Memory, feeds: Feeds
     ) -> tuple[DataflowGraph, list[WatchedValue]]:
         """As :meth:`CheckProbe.watched`."""
         flow = self._side_by_side(memory).result.prepare(feeds).flow
-        return flow, [
-            row for row in watched_values(flow) if row.value in checked.values
-        ]
+        return flow, watched_values(flow)
 
     def _side_by_side(self, memory: Memory) -> PairedSessions:
         """Return the model in float32, and as it runs on the engine.
