@@ -9,7 +9,12 @@ from onnxamp._base.public import Shown
 from onnxamp._base.records import record
 from onnxamp._numerics.choices.close_calls import CloseCalls
 from onnxamp._numerics.differences.detections import Detections
-from onnxamp._numerics.differences.metrics import Measurement, Perplexity, TensorDiff
+from onnxamp._numerics.differences.metrics import (
+    Measurement,
+    Perplexity,
+    TensorDiff,
+    both,
+)
 from onnxamp._numerics.unseen.stressed import ErrorSought, Headroom, Proof, Room
 
 
@@ -54,18 +59,14 @@ class LayerDiff:
         return replace(
             self,
             position=max(self.position, other.position),
-            local=_sum(self.local, other.local),
-            accumulated=_sum(self.accumulated, other.accumulated),
+            local=both(self.local, other.local),
+            accumulated=both(self.accumulated, other.accumulated),
             note=self.note or other.note,
             hidden=(
                 max(self.hidden[0], other.hidden[0]),
                 max(self.hidden[1], other.hidden[1]),
             ),
         )
-
-
-def _sum(one: Measurement | None, other: Measurement | None) -> Measurement | None:
-    return one + other if one is not None and other is not None else one or other
 
 
 @record

@@ -12,6 +12,7 @@ from onnxamp._numerics.differences.metrics import (
     PartError,
     Perplexity,
     TensorDiff,
+    both,
     join,
 )
 from onnxamp._numerics.judging import apply_limits
@@ -65,10 +66,7 @@ class Tally:
         if sample.rejected is not None:
             text = f"{sample.rejected!r} rejects the outputs of sample {number}."
             self.alarms.append(text)
-        if self.perplexity is None or sample.perplexity is None:
-            self.perplexity = self.perplexity or sample.perplexity
-        else:
-            self.perplexity += sample.perplexity
+        self.perplexity = both(self.perplexity, sample.perplexity)
         self.notes |= dict.fromkeys(sample.notes)
 
     def worst_sample(self, missed: Collection[str]) -> int:

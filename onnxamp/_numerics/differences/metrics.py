@@ -467,6 +467,11 @@ K = TypeVar("K")
 S = TypeVar("S", bound=_Sum)
 
 
+def both(one: S | None, other: S | None) -> S | None:
+    """Return two measurements together, or the one that there is."""
+    return one + other if one is not None and other is not None else one or other
+
+
 def join(total: dict[K, S], more: Mapping[K, S]) -> None:
     """Add measurements of another sample to those so far, each to that of the same key."""
     for key, one in more.items():
