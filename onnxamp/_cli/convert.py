@@ -27,10 +27,11 @@ from onnxamp._cli.common import (
     unlike_target,
     validation_options,
 )
-from onnxamp._convert.plan import load_plan, strict
+from onnxamp._convert.plan import Plan, load_plan, strict
 from onnxamp._job import Request, Validation, search_of
 from onnxamp._job.pipeline import convert_to_file
 from onnxamp._model.model import Model
+from onnxamp._options.options import Options
 from onnxamp._options.values import Level, is_auto
 from onnxamp._report.progress import progress_bar
 
@@ -45,19 +46,9 @@ def run(given: Given) -> None:
         return
     if given.retry:
         raise ArgumentError("--retry is for a folder of models.")
-    if given.accept is not None and not given.validate and given.level != Level.AUTO:
-        raise ArgumentError(
-            "--accept judges the validation, but --no-validate skips it: drop one of the two."
-        )
     plan = strict(load_plan(given.plan_file)) if given.plan_file else None
-    level = given.level if plan is None else plan.level
     options = plan.options if plan else options_of(given)
-    is_tuned = plan is None and level == Level.AUTO
-    if not (
-        given.validate or given.expected_error or is_tuned or options.takes_samples
-    ):
-        _check_no_run()
-    is_auto(level, given.tolerance, None, given.metric, validates=given.validate)
+    _refuse_idle_options(given, plan, options)
     if given.validate and has_runtime():
         from onnxamp._runtime.sessions.session import choose_provider  # noqa: PLC0415 - only what validates runs models
 
@@ -92,6 +83,23 @@ def run(given: Given) -> None:
         report = partial(conversion_report, conversion)
         show(given, report, "convert", partial(conversion_facts, conversion))
     _finish(conversion, quiet=given.quiet)
+
+
+def _refuse_idle_options(given: Given, plan: Plan | None, options: Options) -> None:
+    """Check that every option about runs and validation has an effect.
+
+    Raises:
+        ArgumentError: one has none.
+    """
+    if given.accept is not None and not given.validate and given.level != Level.AUTO:
+        raise ArgumentError(
+            "--accept judges the validation, but --no-validate skips it: drop one of the two."
+        )
+    level = given.level if plan is None else plan.level
+    is_measured = options.takes_samples or (plan is None and level == Level.AUTO)
+    if not (given.validate or given.expected_error or is_measured):
+        _check_no_run()
+    is_auto(level, given.tolerance, None, given.metric, validates=given.validate)
 
 
 def _check_no_run() -> None:

@@ -371,17 +371,6 @@ def _entropy(
             f"weight must be a list with a factor for each class, not an array of shape {list(table.shape)}."
         )
 
-    def along(output: Tensor, weights: NDArray[np.float32]) -> Tensor:
-        """Return the weights, shaped to broadcast along the axis of the classes."""
-        behind = len(output.dims or ()) - 1 - axis if axis >= 0 else -1 - axis
-        return output.like(weights.reshape(-1, *[1] * behind))
-
-    def smooth(losses: Tensor, logs: Tensor) -> Tensor:
-        if not smoothing:
-            return losses
-        spread = logs.op("ReduceMean", [axis], keepdims=0)
-        return losses * (1 - smoothing) - spread * smoothing
-
     def hard(output: Tensor, labels: Tensor) -> Tensor:
         _check_table(table, output.dims, axis)
         logs = logarithms(output)
@@ -398,8 +387,8 @@ def _entropy(
             weights = output.like(table).op("Gather", labels)
             factors = weights if factors is None else factors * weights
             losses = losses * weights
-            logs = logs * along(output, table)
-        losses = smooth(losses, logs)
+            logs = logs * _along(output, table, axis)
+        losses = _smoothed(losses, logs, axis, smoothing)
         if skipped is not None:
             losses = skipped.where(0.0, losses)
         return _averaged(losses, factors, reduction)
@@ -408,10 +397,13 @@ def _entropy(
         _check_table(table, output.dims, axis)
         logs = logarithms(output)
         factors = None
-        losses = smooth(-(labels * logs).sum([axis], keepdims=False), logs)
+        losses = -(labels * logs).sum([axis], keepdims=False)
+        losses = _smoothed(losses, logs, axis, smoothing)
         if table is not None:
             shares = labels * (1 - smoothing) + smoothing / table.size
-            factors = (shares * along(output, table)).sum([axis], keepdims=False)
+            factors = (shares * _along(output, table, axis)).sum(
+                [axis], keepdims=False
+            )
             losses = losses * factors
         return _averaged(losses, factors, reduction)
 
@@ -419,6 +411,20 @@ def _entropy(
     if is_soft:
         return Loss(soft)
     return Loss(hard, label_type=_INT64, but=axis, picks=True, ignored=ignored)
+
+
+def _along(output: Tensor, weights: NDArray[np.float32], axis: int) -> Tensor:
+    """Return the weights of classes, shaped to broadcast along the axis of the output that has these."""
+    behind = len(output.dims or ()) - 1 - axis if axis >= 0 else -1 - axis
+    return output.like(weights.reshape(-1, *[1] * behind))
+
+
+def _smoothed(losses: Tensor, logs: Tensor, axis: int, smoothing: float) -> Tensor:
+    """Return losses that take a share of each label from all classes."""
+    if not smoothing:
+        return losses
+    spread = logs.op("ReduceMean", [axis], keepdims=0)
+    return losses * (1 - smoothing) - spread * smoothing
 
 
 def _check_table(
