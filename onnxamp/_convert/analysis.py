@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from onnxamp._base.public import no_collections
 from onnxamp._base.records import record
+from onnxamp._decide.mincut import Question
 from onnxamp._decide.pins.find import Pins, find_pins
 from onnxamp._decide.precision import CutProblem, Decision, Prices, verdict_on
 from onnxamp._decide.problem import Problem, find_problem
@@ -68,7 +69,7 @@ class Analysis:
                 found.append(index)
         return found
 
-    def verdict(self, variable: int) -> Verdict:
+    def verdict(self, variable: Question) -> Verdict:
         """Return the verdict on a variable."""
         return verdict_on(self.problem, self.pins, self.decision, variable)
 

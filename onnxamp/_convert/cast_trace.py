@@ -15,6 +15,7 @@ from onnxamp._base.errors import ArgumentError, suggestion
 from onnxamp._base.records import record
 from onnxamp._convert.analysis import Analysis, analyze
 from onnxamp._convert.raising import raised as raised_model
+from onnxamp._decide.mincut import Question
 from onnxamp._decide.variables.ports import HIGH, LOW, NONE, PortVariables
 from onnxamp._decide.verdicts import Verdict, as_pattern, option_for, told
 from onnxamp._facts.dtypes import (
@@ -124,7 +125,7 @@ class _Port(NamedTuple):
     read: tuple[int, int] | None = None
     returned: tuple[int, int] | None = None
 
-    def variable(self, ports: PortVariables) -> int:
+    def variable(self, ports: PortVariables) -> Question:
         """Return the variable of the place."""
         if self.read is not None:
             node, port = self.read
@@ -358,7 +359,7 @@ class _Tracer:
             self.raised[dtype] = analyze(shown, options)
         return self.raised[dtype]
 
-    def _reasoned(self, analysis: Analysis, variable: int, side: Side) -> Side:
+    def _reasoned(self, analysis: Analysis, variable: Question, side: Side) -> Side:
         """Return a side with the reason of its variable."""
         verdict = analysis.verdict(variable)
         pin = _nearest_pin(analysis, variable)
@@ -383,7 +384,7 @@ def _in_scope(op: str, scope: int) -> str:
     return f"body {op}" if scope else op
 
 
-def _nearest_pin(analysis: Analysis, start: int) -> Verdict | None:
+def _nearest_pin(analysis: Analysis, start: Question) -> Verdict | None:
     """Return the pin of a variable, or the nearest one that is reached through nodes of the same precision.
 
     Complexity: linear in ports.
@@ -391,17 +392,17 @@ def _nearest_pin(analysis: Analysis, start: int) -> Verdict | None:
     low = analysis.decision.low
     pins = analysis.pins.verdicts
     ports = analysis.ports
-    members = defaultdict[int, list[int]](list)
-    for variable, root in enumerate(ports.roots):
-        members[root].append(variable)
+    members = defaultdict[Question, list[Question]](list)
+    for variable in ports.variables:
+        members[ports.root(variable.index)].append(variable.index)
     seen = {ports.roots[start]}
     queue = deque(seen)
     while queue:
         root = queue.popleft()
         if root in pins:
             return pins[root]
-        for variable in members[root]:
-            for neighbor in _neighbors(analysis, variable):
+        for member in members[root]:
+            for neighbor in _neighbors(analysis, member):
                 other = ports.root(neighbor)
                 if other >= 0 and other not in seen and low[neighbor] == low[start]:
                     seen.add(other)
@@ -409,7 +410,7 @@ def _nearest_pin(analysis: Analysis, start: int) -> Verdict | None:
     return None
 
 
-def _neighbors(analysis: Analysis, variable: int) -> Iterator[int]:
+def _neighbors(analysis: Analysis, variable: Question) -> Iterator[Question]:
     """Yield the variables on the other side of the values that a variable's node reads and makes."""
     graph, ports = analysis.graph, analysis.ports
     own = ports.variables[variable]

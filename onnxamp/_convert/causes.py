@@ -166,8 +166,8 @@ def _kept_nodes(analysis: Analysis) -> Mapping[Basis, set[int]]:
     """Return the nodes that stay in float32 by the reason of their pin, with those that share their precision."""
     ports = analysis.ports
     kept = dict[Basis, set[int]]()
-    for index, variable in enumerate(ports.variables):
-        pin = analysis.pins.verdicts.get(ports.root(index))
+    for variable in ports.variables:
+        pin = analysis.pins.verdicts.get(ports.root(variable.index))
         if pin is not None and not pin.low and variable.node != ABSENT:
             kept.setdefault(pin.reason, set()).add(variable.node)
     return kept

@@ -9,6 +9,7 @@ from typing import Final
 from onnxamp._base.records import record
 from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.plan import Plan
+from onnxamp._decide.mincut import Question
 from onnxamp._decide.variables.ports import HIGH, NONE
 from onnxamp._decide.verdicts import Reason, told
 from onnxamp._facts.dtypes import FLOAT, FLOAT32_BYTES, FORMATS
@@ -107,7 +108,7 @@ def _float32_readers(analysis: Analysis, value: int) -> Iterator[tuple[str, str]
 
 def _reason(
     analysis: Analysis,
-    variable: int,
+    variable: Question,
     fixed: str = "schema: only float32 is allowed here",
 ) -> str:
     """Return why a port is float32; ``fixed`` is the reason if there was nothing to decide."""

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from onnxamp._base.errors import first_of
+from onnxamp._decide.mincut import Question
 from onnxamp._decide.patterns.named import named_forms, named_nodes, unrecognized
 from onnxamp._decide.variables.find import unknown_floats
 from onnxamp._decide.variables.ports import HIGH, PortVariables
@@ -150,7 +151,7 @@ def unmet_lists(
     options: Options,
     listed: Listed,
     ports: PortVariables,
-    pins: Mapping[int, Verdict],
+    pins: Mapping[Question, Verdict],
     refusals: Mapping[int, str] = MappingProxyType({}),
 ) -> list[str]:
     """Return why white-listed nodes stay in float32: one text per entry and reason. Linear in nodes.
@@ -188,7 +189,7 @@ def unmet_lists(
 def _refusal(
     graph: Graph,
     ports: PortVariables,
-    pins: Mapping[int, Verdict],
+    pins: Mapping[Question, Verdict],
     node: Node,
     low: Format,
 ) -> tuple[str, str] | None:

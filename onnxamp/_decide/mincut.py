@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NewType
 
 import numpy as np
 
@@ -20,13 +20,16 @@ from onnxamp._base.errors import InternalError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-INFINITE = -1
-"""Capacity of an arc that must not be cut."""
+Question = NewType("Question", int)
+"""The number of a question, LOW or HIGH: a type of its own, so that no number of a node or value is taken for one."""
 
-LOW = -2
+LOW: Final = Question(-2)
 """A question that is settled: low."""
-HIGH = -1
+HIGH: Final = Question(-1)
 """A question that is settled: high."""
+
+INFINITE: Final = -1
+"""Capacity of an arc that must not be cut."""
 
 # Question q is vertex q + 2, so that settled questions are the two poles.
 _SOURCE = LOW + 2
@@ -51,9 +54,9 @@ class Network:
         self.size = size
         self._arcs = list(arcs)
 
-    def add(self, count: int = 1) -> int:
-        """Add questions, and return the number of the first."""
-        first = self.size
+    def add(self, count: int = 1) -> Question:
+        """Add questions, and return the first."""
+        first = Question(self.size)
         self.size = self.size + count
         return first
 
@@ -61,7 +64,7 @@ class Network:
         """Return an independent copy."""
         return Network(self.size, self._arcs)
 
-    def arc(self, low: int, high: int, cost: int) -> None:
+    def arc(self, low: Question, high: Question, cost: int) -> None:
         """Charge ``cost`` (or INFINITE) if ``low`` is low and ``high`` is high; either may be LOW or HIGH.
 
         An arc between settled sides adds the same cost to every cut, so it is left out.
@@ -71,29 +74,29 @@ class Network:
         if cost and not is_paid_never and not is_paid_always:
             self._arcs.append((low + 2, high + 2, cost))
 
-    def pin_low(self, question: int) -> None:
+    def pin_low(self, question: Question) -> None:
         """Require that the question is low."""
         self.charge_high(question, INFINITE)
 
-    def pin_high(self, question: int) -> None:
+    def pin_high(self, question: Question) -> None:
         """Require that the question is high."""
         self.charge_low(question, INFINITE)
 
-    def imply(self, low: int, other: int) -> None:
+    def imply(self, low: Question, other: Question) -> None:
         """Require that ``other`` is low if ``low`` is, and thus that ``low`` is high if ``other`` is."""
         self.arc(low, other, INFINITE)
 
-    def differ(self, one: int, other: int, cost: int) -> None:
+    def differ(self, one: Question, other: Question, cost: int) -> None:
         """Charge ``cost`` if one question is low and the other is high."""
         self.arc(one, other, cost)
         self.arc(other, one, cost)
 
-    def charge_low(self, question: int, cost: int) -> None:
+    def charge_low(self, question: Question, cost: int) -> None:
         """Charge ``cost`` if the question is low; INFINITE pins it to high."""
         if cost:
             self._arcs.append((question + 2, _SINK, cost))
 
-    def charge_high(self, question: int, cost: int) -> None:
+    def charge_high(self, question: Question, cost: int) -> None:
         """Charge ``cost`` if the question is high; INFINITE pins it to low."""
         if cost:
             self._arcs.append((_SOURCE, question + 2, cost))

@@ -16,7 +16,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from onnxamp._decide.mincut import INFINITE, Network
+from onnxamp._decide.mincut import INFINITE, Network, Question
 from onnxamp._decide.pins.find import Pins
 from onnxamp._decide.problem import Problem
 from onnxamp._decide.unrounded import all_constants, find_unrounded
@@ -60,7 +60,7 @@ class Decision(NamedTuple):
     low: Sequence[bool]
     cost: int
 
-    def is_low(self, variable: int) -> bool:
+    def is_low(self, variable: Question) -> bool:
         """Return whether a port with this variable is low precision."""
         return variable == LOW or (variable >= 0 and self.low[variable])
 
@@ -72,7 +72,7 @@ class Decision(NamedTuple):
 
 
 def verdict_on(
-    problem: Problem, pins: Pins, decision: Decision, variable: int
+    problem: Problem, pins: Pins, decision: Decision, variable: Question
 ) -> Verdict:
     """Return the verdict for one variable."""
     variables = problem.ports.variables
@@ -133,18 +133,18 @@ class CutProblem:
         self.low = problem.options.low
         self.costs = target_of(problem.options.target).costs
         self.roots = self.ports.roots_of_ports()
-        self.tied = {
-            root for variable, root in enumerate(self.ports.roots) if root != variable
-        }
+        variables = self.ports.variables
+        pairs = zip(self.ports.roots, variables, strict=True)
+        self.tied = {root for root, one in pairs if root != one.index}
         self.sizes = _sizes(self.graph)
         self.trips = self.graph.ask(loop_trips)
-        self.twice = dict[int, AbstractSet[int]]()
+        self.twice = dict[Question, AbstractSet[Question]]()
         self.network = Network()
         self.network.add(len(self.ports.variables))
         # Large models repeat few sizes and ask for the same nodes with every set of prices.
         self.known_casts = dict[tuple[int, int], int]()
         self.known_gains = dict[tuple[int, int], int]()
-        self.known_deciders = dict[int, int]()
+        self.known_deciders = dict[int, Question]()
         self.unrounded = find_unrounded(problem, pins, self.heavy())
         self.add_pins()
         self.charge_nodes()
@@ -193,7 +193,7 @@ class CutProblem:
                 elif root in gaining and not self.is_high(joined.get(index, ABSENT)):
                     self.network.charge_high(root, self.gain(self.graph.nodes[index]))
 
-    def charge_product(self, index: int, root: int) -> None:
+    def charge_product(self, index: int, root: Question) -> None:
         """Charge a white-listed product its worth if it is float32, and the error of its float16 sum otherwise.
 
         The error costs up to a pair of Casts, as much as the hazard that applies above the limit.
@@ -280,7 +280,12 @@ class CutProblem:
             self.charge_casts(producer, readers, up=cost + charge, down=cost)
 
     def charge_casts(
-        self, producer: int, readers: AbstractSet[int], *, up: int, down: int
+        self,
+        producer: Question,
+        readers: AbstractSet[Question],
+        *,
+        up: int,
+        down: int,
     ) -> None:
         """Charge ``up`` if the producer is low and any reader float32, and ``down`` if it is the other way round."""
         if producer != HIGH:
@@ -288,7 +293,7 @@ class CutProblem:
         if producer != LOW:
             self.network.arc(self.any_low(readers), producer, down)
 
-    def any_high(self, readers: AbstractSet[int]) -> int:
+    def any_high(self, readers: AbstractSet[Question]) -> Question:
         """Return a variable that is float32 if any of these is, so that they share the cost of one Cast."""
         if HIGH in readers:
             return HIGH
@@ -300,7 +305,7 @@ class CutProblem:
             self.network.imply(helper, variable)
         return helper
 
-    def any_low(self, readers: AbstractSet[int]) -> int:
+    def any_low(self, readers: AbstractSet[Question]) -> Question:
         """Return a variable that is low if any of these is, as :meth:`any_high`."""
         if LOW in readers:
             return LOW
@@ -322,7 +327,9 @@ class CutProblem:
 
     # -- weights -----------------------------------------------------------------------------------------------
 
-    def charge_weight(self, producer: int, readers: set[int], saved: int) -> None:
+    def charge_weight(
+        self, producer: Question, readers: set[Question], saved: int
+    ) -> None:
         """Charge the bytes that a constant takes beyond those of low precision, in float32 or in both."""
         is_bound = producer in self.tied or producer in self.pins.verdicts
         only = next(iter(readers)) if len(readers) == 1 else NONE
@@ -356,7 +363,7 @@ class CutProblem:
     # -- nodes that may dequantize twice -----------------------------------------------------------------------
 
     def is_made_twice(
-        self, value: int, producer: int, readers: AbstractSet[int]
+        self, value: int, producer: Question, readers: AbstractSet[Question]
     ) -> bool:
         """Return whether a value is dequantized again, at no cost, for readers that need it in the other precision.
 
@@ -371,23 +378,25 @@ class CutProblem:
 
     def dequantize_once(self, low: "NDArray[np.bool_]", prices: Prices | None) -> None:
         """Let nodes that may dequantize twice do so once, in the precision in which all readers agree."""
-        high = set[int]() if prices is None else set(map(self.decider, prices.high))
+        high = (
+            set[Question]() if prices is None else set(map(self.decider, prices.high))
+        )
         for variable, readers in self.twice.items():
             needed = {one == LOW or (one >= 0 and bool(low[one])) for one in readers}
             if len(needed) == 1 and variable not in high:
                 low[variable] = needed.pop()
 
     @cached_property
-    def bound(self) -> AbstractSet[int]:
+    def bound(self) -> AbstractSet[Question]:
         """Return the variables that decide for others, are pinned, or occur in an implication."""
         implied = set(chain.from_iterable(self.pins.implies))
         return implied | self.tied | self.pins.verdicts.keys()
 
     @cached_property
-    def chained(self) -> AbstractSet[int]:
+    def chained(self) -> AbstractSet[Question]:
         """Return the variables of nodes that dequantize with a dequantized scale, and of those that make the scale."""
         dequantize = op_facts().dequantize
-        found = set[int]()
+        found = set[Question]()
         for node in self.graph.nodes_of(dequantize):
             maker = self.graph.producer(node.input(1), *dequantize)
             if maker is not None:
@@ -411,12 +420,12 @@ class CutProblem:
             network.charge_low(root, INFINITE)
 
     @cached_property
-    def bound_low(self) -> set[int]:
+    def bound_low(self) -> set[Question]:
         """Return variables that no price can keep in float32: those pinned low, those that they imply, and NONE.
 
         Complexity: linear in implications.
         """
-        implied: dict[int, list[int]] = {}
+        implied: dict[Question, list[Question]] = {}
         for p, q in self.pins.implies:
             implied.setdefault(p, []).append(q)
         found = {NONE}
@@ -427,15 +436,15 @@ class CutProblem:
                 waiting += implied.get(root, ())
         return found
 
-    def by_decider(self, costs: Mapping[int, int]) -> dict[int, int]:
+    def by_decider(self, costs: Mapping[int, int]) -> dict[Question, int]:
         """Return the costs of nodes, summed over the variables that decide for them."""
-        totals: dict[int, int] = defaultdict(int)
+        totals: dict[Question, int] = defaultdict(int)
         for index, cost in costs.items():
             if cost and (root := self.decider(index)) != NONE:
                 totals[root] += cost
         return totals
 
-    def decider(self, index: int) -> int:
+    def decider(self, index: int) -> Question:
         """Return the variable that decides for a node: of its first output that has one, otherwise of an input."""
         if index not in self.known_deciders:
             outputs = self.graph.nodes[index].outputs
@@ -447,7 +456,7 @@ class CutProblem:
         return self.known_deciders[index]
 
 
-def _is_variable(variable: int) -> bool:
+def _is_variable(variable: Question) -> bool:
     """Return whether a port has a variable: NONE, LOW and HIGH, which mark the others, are negative."""
     return variable >= 0
 

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeAlias
 
 from onnxamp._base.records import record
 from onnxamp._decide.kinds import HazardKind, kinds
+from onnxamp._decide.mincut import Question
 from onnxamp._facts.tables import read_table
 
 
@@ -37,7 +38,7 @@ Basis: TypeAlias = Reason | HazardKind
 class Verdict:
     """The decision about one variable, and why."""
 
-    variable: int
+    variable: Question
     low: bool
     reason: Basis
     detail: str = ""

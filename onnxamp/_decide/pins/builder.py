@@ -8,11 +8,12 @@ from itertools import product
 from typing import TypeAlias
 
 from onnxamp._decide.builder import Builder
+from onnxamp._decide.mincut import Question
 from onnxamp._decide.variables.ports import HIGH, LOW, NONE, PortVariables
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.view import ABSENT, Node, carried
 
-_Pairs: TypeAlias = Iterator[tuple[int, int]]
+_Pairs: TypeAlias = Iterator[tuple[Question, Question]]
 
 
 # -- nodes that stay in float32 --------------------------------------------------------------------------------
@@ -91,7 +92,7 @@ def _pooled_twice(builder: Builder) -> Iterator[Node]:
 
 def implications(builder: Builder, ports: PortVariables) -> _Pairs:
     """Yield the implications of all rules."""
-    pairs = list[tuple[int, int]]()
+    pairs = list[tuple[Question, Question]]()
     for rule in (_uncast_reads, _undivided_inputs, _stored, _lone_readers, _chosen):
         pairs += rule(builder, ports)
     for rule in (_unread_outputs, _signature, _same_scales, _moved_states):

@@ -7,11 +7,12 @@ from typing import TypeAlias
 
 from onnxamp._base.errors import ContradictionError
 from onnxamp._decide.kinds import HazardKind
+from onnxamp._decide.mincut import Question
 from onnxamp._decide.overrides import DECIDED
 from onnxamp._decide.problem import Problem
 from onnxamp._decide.verdicts import Basis, Reason, Verdict
 
-_Pinned: TypeAlias = dict[int, Verdict]
+_Pinned: TypeAlias = dict[Question, Verdict]
 """Pins of one strength, by deciding variable; the first one of a variable explains it."""
 
 
@@ -49,14 +50,19 @@ class Claims:
         self.options = problem.options
         self.ports = problem.ports
         self.pinned = {strength: _Pinned() for strength in Strength}
-        self.implies = list[tuple[int, int]]()
-        self.exact = set[int]()
-        self.preferred = set[int]()
-        self.worthy = dict[int, HazardKind]()
+        self.implies = list[tuple[Question, Question]]()
+        self.exact = set[Question]()
+        self.preferred = set[Question]()
+        self.worthy = dict[Question, HazardKind]()
         self.warnings = list[str]()
 
     def pin(
-        self, strength: Strength, variable: int, low: bool, reason: Basis, why: str
+        self,
+        strength: Strength,
+        variable: Question,
+        low: bool,
+        reason: Basis,
+        why: str,
     ) -> None:
         """Add a pin to those of its strength."""
         verdict = Verdict(variable, low, reason, why)
@@ -69,12 +75,12 @@ class Claims:
         for variable in self.ports.of(node):
             self.pin(strength, variable, low, reason, why)
 
-    def imply(self, p: int, q: int) -> None:
+    def imply(self, p: Question, q: Question) -> None:
         """Note that variable ``q`` must be low if ``p`` is."""
         # ``p`` stays as it is, because a verdict is about the variable of a node.
         self.implies.append((p, self.ports.root(q)))
 
-    def settled(self) -> Mapping[int, Verdict]:
+    def settled(self) -> Mapping[Question, Verdict]:
         """Return the strongest pin of each variable, implications included.
 
         Raises:
@@ -107,7 +113,7 @@ class Claims:
         """Force what a variable that is forced low needs in low precision, unless an override keeps it."""
         forced = self.pinned[Strength.FORCED]
         kept = self.pinned[Strength.KEPT]
-        needs = defaultdict[int, list[int]](list)
+        needs = defaultdict[Question, list[Question]](list)
         for p, q in self.implies:
             needs[self.ports.root(p)].append(q)
         waiting = list(forced)
@@ -141,9 +147,9 @@ class Claims:
         """Return the label of the node that a verdict is about."""
         return self.graph.nodes[self.ports.variables[verdict.variable].node].label
 
-    def _spread_high(self, settled: dict[int, Verdict]) -> None:
+    def _spread_high(self, settled: dict[Question, Verdict]) -> None:
         """Pin variables to float32 that may be low only together with a variable that is float32."""
-        needed_by: dict[int, list[int]] = {}
+        needed_by: dict[Question, list[Question]] = {}
         for p, q in self.implies:
             needed_by.setdefault(q, []).append(p)
         stack = [root for root, verdict in settled.items() if not verdict.low]

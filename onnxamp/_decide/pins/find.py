@@ -9,6 +9,7 @@ from onnxamp._decide.builder import Builder, builder_of
 from onnxamp._decide.exponents.rows import unfit_nodes
 from onnxamp._decide.kinds import Harm, Hazard, HazardKind, asked_hazards
 from onnxamp._decide.listed import unmet_lists
+from onnxamp._decide.mincut import Question
 from onnxamp._decide.overrides import forced_hazards, lost_weights
 from onnxamp._decide.pins.builder import away_from_inputs, high_nodes, implications
 from onnxamp._decide.pins.claims import Claims, Strength
@@ -37,11 +38,11 @@ class Pins(NamedTuple):
         warnings: sentences about options that match nothing or cannot be followed.
     """
 
-    verdicts: Mapping[int, Verdict]
-    implies: Sequence[tuple[int, int]]
-    exact: AbstractSet[int]
-    preferred: AbstractSet[int]
-    worthy: Mapping[int, HazardKind]
+    verdicts: Mapping[Question, Verdict]
+    implies: Sequence[tuple[Question, Question]]
+    exact: AbstractSet[Question]
+    preferred: AbstractSet[Question]
+    worthy: Mapping[Question, HazardKind]
     warnings: tuple[str, ...]
 
 
@@ -89,7 +90,7 @@ def find_pins(
     return _pins_of(claims, verdicts)
 
 
-def _pins_of(claims: Claims, verdicts: Mapping[int, Verdict]) -> Pins:
+def _pins_of(claims: Claims, verdicts: Mapping[Question, Verdict]) -> Pins:
     """Return the pins that win, with all else that was claimed."""
     return Pins(
         verdicts=verdicts,
@@ -102,7 +103,7 @@ def _pins_of(claims: Claims, verdicts: Mapping[int, Verdict]) -> Pins:
 
 
 def _warnings(
-    problem: Problem, verdicts: Mapping[int, Verdict], heeded: Sequence[Hazard]
+    problem: Problem, verdicts: Mapping[Question, Verdict], heeded: Sequence[Hazard]
 ) -> Iterator[str]:
     """Yield sentences about options that ask for what the pins or the hazards do not allow."""
     graph = problem.graph

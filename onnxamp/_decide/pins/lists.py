@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from onnxamp._decide.mincut import Question
 from onnxamp._decide.pins.claims import Claims, Strength
 from onnxamp._decide.pins.neighbors import followers, stranded
 from onnxamp._decide.verdicts import Basis, Reason
@@ -145,7 +146,7 @@ class _Lists:
         """Return the nodes on no list that are low because everything they read is."""
         pinned = self.claims.pinned
         strongest = (Strength.HARD, Strength.KEPT, Strength.HIGH)
-        high = set[int]().union(*(pinned[strength] for strength in strongest))
+        high = set[Question]().union(*(pinned[strength] for strength in strongest))
         forced = pinned[Strength.FORCED].keys()
         low = set[int]()
         for index in self.ports.of_node:

@@ -3,6 +3,7 @@
 from collections.abc import Container, Iterator
 from collections.abc import Set as AbstractSet
 
+from onnxamp._decide.mincut import Question
 from onnxamp._decide.variables.ports import HIGH, NONE, PortVariables
 from onnxamp._graph.graph import Graph
 
@@ -10,7 +11,7 @@ from onnxamp._graph.graph import Graph
 def followers(
     graph: Graph,
     ports: PortVariables,
-    high: AbstractSet[int],
+    high: AbstractSet[Question],
     settled: Container[int],
 ) -> frozenset[int]:
     """Return the nodes that may be low and read only low precision, apart from single numbers; exact ops are left out.
@@ -47,8 +48,8 @@ def followers(
 def stranded(
     graph: Graph,
     ports: PortVariables,
-    hard: AbstractSet[int],
-    settled: AbstractSet[int],
+    hard: AbstractSet[Question],
+    settled: AbstractSet[Question],
 ) -> frozenset[int]:
     """Return the exact ops between nodes without a low-precision kernel, where low precision would only add Casts.
 
@@ -76,7 +77,7 @@ def stranded(
 
 def _sides(
     graph: Graph, ports: PortVariables, given: Container[int], index: int
-) -> Iterator[int]:
+) -> Iterator[Question]:
     """Yield the variables of producers and consumers of a node's values, except weights that the user does not lower.
 
     Inputs and outputs of the model count as nodes that cast them, which exist after conversion.

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 from onnxamp._decide.builder import builder_of
+from onnxamp._decide.mincut import Question
 from onnxamp._decide.variables.ports import (
     HIGH,
     LOW,
@@ -108,13 +109,13 @@ class _Finder:
         self.variables = TiedVariables()
         self.produced = [NONE] * (len(graph.values) + 1)
         self.consumed = [[NONE] * len(node.inputs) for node in graph.nodes]
-        self.returned = dict[tuple[int, int], int]()
-        self.of_node = dict[int, dict[str, int]]()
+        self.returned = dict[tuple[int, int], Question]()
+        self.of_node = dict[int, dict[str, Question]]()
         self.layouts = dict[int, Layout]()
         self.raised_from = dict[int, int]()
         self.free = set[int]()
         self.sparse = set[int]()
-        self.requested_low = set[int]()
+        self.requested_low = set[Question]()
 
     def found(self) -> PortVariables:
         """Return all variables and ports."""
@@ -133,9 +134,9 @@ class _Finder:
             requested_low=frozenset(self.requested_low),
         )
 
-    def readers(self) -> Sequence[Sequence[int]]:
+    def readers(self) -> Sequence[Sequence[Question]]:
         """Return the variables that read or return each value, once each. Complexity: linear in ports."""
-        found: list[list[int]] = [[] for _ in self.produced]
+        found: list[list[Question]] = [[] for _ in self.produced]
         for node in self.graph.nodes:
             consumed = self.consumed[node.index]
             for value, variable in zip(node.inputs, consumed, strict=True):
@@ -183,7 +184,7 @@ class _Finder:
         else:
             self.free.add(value)
 
-    def signature_variable(self, value: Value) -> int:
+    def signature_variable(self, value: Value) -> Question:
         """Return the variable of a graph input or output: HIGH unless keep_io_types excludes it, and its default fits.
 
         A value that no Cast can follow is low only if its readers can be: containers, and values that the target reads
@@ -230,7 +231,9 @@ class _Finder:
 
     # -- nodes -------------------------------------------------------------------------------------------------
 
-    def add(self, node: int, params: Sequence[str], value: int = ABSENT) -> range:
+    def add(
+        self, node: int, params: Sequence[str], value: int = ABSENT
+    ) -> Sequence[Question]:
         """Add a variable for each parameter of a node, or one for ``value``, and return their indices."""
         added = self.variables.add(node, params, value)
         if node != ABSENT:
@@ -271,17 +274,18 @@ class _Finder:
         inputs = (*map(kinds.__getitem__, node.inputs),)
         outputs = (*map(kinds.__getitem__, node.outputs),)
         layout = self.layouts[index] = layout_of(node, inputs, outputs, self.low)
-        first = self.add(index, layout.params).start if layout.params else NONE
+        own = self.add(index, layout.params) if layout.params else ()
         if tied := self.facts.tied_parameters.get(node.key):
-            own = self.of_node.get(index, {})
-            self.variables.join([own[one] for one in layout.params if one in tied])
-        # A place in the layout is the number of a parameter, or HIGH or NONE.
+            named = zip(layout.params, own, strict=True)
+            self.variables.join([one for param, one in named if param in tied])
+        # A place in the layout is the number of a parameter; HIGH and NONE count from the end.
+        places = (*own, NONE, LOW, HIGH)
         consumed = self.consumed[index]
         for port, place in enumerate(layout.inputs):
-            consumed[port] = place + first if place >= 0 else place
+            consumed[port] = places[place]
         for value, place in zip(node.outputs, layout.outputs, strict=True):
             if place != NONE:
-                self.produced[value] = place + first if place >= 0 else place
+                self.produced[value] = places[place]
 
     def add_constant(self, node: Node) -> None:
         """Create a variable for a Constant; a sparse one stays in float32."""
@@ -326,7 +330,7 @@ class _Finder:
 
     def add_control_flow(self, node: Node) -> None:
         """Create one variable per value that enters or leaves the bodies: control flow moves data without rounding."""
-        variables = dict[int, int]()
+        variables = dict[int, Question]()
         untyped = set[int]()
         for _, body in node.bodies:
             untyped |= self.enter_body(node, self.graph.scopes[body])
@@ -351,7 +355,9 @@ class _Finder:
                 untyped.add(source)
         return untyped
 
-    def leave_body(self, node: Node, body: Scope, variables: dict[int, int]) -> None:
+    def leave_body(
+        self, node: Node, body: Scope, variables: dict[int, Question]
+    ) -> None:
         """Assign variables to the values that leave a body.
 
         Args:
@@ -370,7 +376,7 @@ class _Finder:
             if node.outputs[target] != ABSENT:
                 self.produced[node.outputs[target]] = variables[target]
 
-    def passed_variable(self, node: Node, param: str, value: int) -> int:
+    def passed_variable(self, node: Node, param: str, value: int) -> Question:
         """Return the variable of a value that the node passes on; HIGH if the target's kernel cannot pass it on low."""
         kind = self.graph.types[value]
         signature = node.signature
@@ -387,7 +393,7 @@ class _Finder:
 
     def tie_nodes(self, nodes: Sequence[int]) -> None:
         """Tie all variables of some nodes."""
-        joined = list[int]()
+        joined = list[Question]()
         for index in nodes:
             joined += self.of_node.get(index, {}).values()
         self.variables.join(joined)

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 from onnxamp._base.records import record
 from onnxamp._decide import mincut
+from onnxamp._decide.mincut import Question
 from onnxamp._facts.dtypes import Format, holds_float, retyped
 from onnxamp._facts.ops import op_facts, type_giver
 from onnxamp._facts.signature import Port, Signature
@@ -26,15 +27,15 @@ HIGH: Final = mincut.HIGH
 """The port is float32, regardless of the cut."""
 LOW: Final = mincut.LOW
 """The port is already low precision: next to a Cast of the original model, or a graph input that is to be low."""
-NONE: Final = -3
+NONE: Final = Question(-3)
 """The port holds no float32."""
 
 
 @record
 class Variable:
-    """One yes/no question. ``node`` is ABSENT for an initializer, which is ``value``."""
+    """One question of the cut, which ``index`` is the number of. ``node`` is ABSENT for an initializer: ``value``."""
 
-    index: int
+    index: Question
     node: int
     param: str
     value: int = ABSENT
@@ -104,11 +105,11 @@ def _layout(
             params.append(param)
         return params.index(param)
 
-    places = [NONE] * len(inputs)
+    places: list[int] = [NONE] * len(inputs)
     for position, port in _floats(signature.input, inputs):
         places[position] = place(port, position)
     settable = key in facts.follows_type or key in facts.dtype_attribute
-    results = [NONE] * len(outputs)
+    results: list[int] = [NONE] * len(outputs)
     for position, port in _floats(signature.output, outputs):
         if position == 0 and giver != ABSENT:
             results[position] = places[giver]
@@ -151,32 +152,32 @@ class PortVariables(NamedTuple):
     """
 
     variables: tuple[Variable, ...]
-    produced: Sequence[int]
-    consumed: Sequence[Sequence[int]]
-    read: Sequence[Sequence[int]]
-    returned: Mapping[tuple[int, int], int]
-    of_node: Mapping[int, Mapping[str, int]]
+    produced: Sequence[Question]
+    consumed: Sequence[Sequence[Question]]
+    read: Sequence[Sequence[Question]]
+    returned: Mapping[tuple[int, int], Question]
+    of_node: Mapping[int, Mapping[str, Question]]
     free: frozenset[int]
     raised_from: Mapping[int, int]
-    roots: Sequence[int]
+    roots: Sequence[Question]
     layouts: Mapping[int, Layout]
-    fixed_high: frozenset[int]
-    requested_low: frozenset[int]
+    fixed_high: frozenset[Question]
+    requested_low: frozenset[Question]
 
-    def of(self, node: int) -> Collection[int]:
+    def of(self, node: int) -> Collection[Question]:
         """Return the variables of a node."""
         return self.of_node.get(node, {}).values()
 
-    def deciding(self, node: int) -> list[int]:
+    def deciding(self, node: int) -> list[Question]:
         """Return the variables that decide for those of a node."""
         own = self.of_node.get(node)
         return [] if own is None else [*map(self.roots.__getitem__, own.values())]
 
-    def root(self, variable: int) -> int:
+    def root(self, variable: Question) -> Question:
         """Return the variable that decides for this one; HIGH, LOW and NONE map to themselves."""
         return self.roots[variable] if variable >= 0 else variable
 
-    def roots_of_ports(self) -> list[int]:
+    def roots_of_ports(self) -> list[Question]:
         """Return :meth:`root` by variable, for loops over all ports: HIGH, LOW and NONE count from the end."""
         return [*self.roots, NONE, LOW, HIGH]
 
@@ -185,7 +186,7 @@ class PortVariables(NamedTuple):
         produced = self.produced[value]
         return produced == LOW or produced in self.requested_low
 
-    def at(self, node: Node, value: int = ABSENT) -> set[int]:
+    def at(self, node: Node, value: int = ABSENT) -> set[Question]:
         """Return the variables of a node: all of them, or those of the ports that carry a value.
 
         There are none for a value that enters the model in low precision, because it is already rounded.

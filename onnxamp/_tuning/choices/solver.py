@@ -7,6 +7,7 @@ from math import inf
 from types import MappingProxyType
 
 from onnxamp._convert.analysis import Analysis
+from onnxamp._decide.mincut import Question
 from onnxamp._decide.precision import CutProblem, Decision
 from onnxamp._decide.variables.ports import NONE
 from onnxamp._graph.view import ABSENT
@@ -141,7 +142,7 @@ class CandidateSolver:
     def _is_low(self, decision: Decision, unit: TunableNode) -> bool:
         return any(map(decision.is_low, self._variables[unit.key]))
 
-    def _ports_of(self, unit: TunableNode) -> list[int]:
+    def _ports_of(self, unit: TunableNode) -> list[Question]:
         """Return the variables of the ports of a node that can be low precision."""
         ports = self.base.ports
         outputs = self.base.graph.nodes[unit.node].outputs
@@ -161,7 +162,7 @@ class CandidateSolver:
         if not rounding:
             return set()
         # An exact op that shares a variable with a tunable node follows it.
-        tied = set[int]()
+        tied = set[Question]()
         for unit in self.space.tunable:
             tied |= self._roots(unit.node)
         return {index for index in rounding if tied.isdisjoint(self._roots(index))}
@@ -204,7 +205,7 @@ class CandidateSolver:
         readers += [ports.returned.get(key, NONE) for key in graph.results[value]]
         return any(one != NONE and not decision.is_low(one) for one in readers)
 
-    def _roots(self, node: int) -> set[int]:
+    def _roots(self, node: int) -> set[Question]:
         """Return the variables that decide a node."""
         ports = self.base.ports
         outputs = self.base.graph.nodes[node].outputs
