@@ -158,9 +158,9 @@ class CutProblem:
         if prices is not None:
             self.charge_prices(network, prices)
         cut = network.solve()
-        self.dequantize_once(cut.low, prices)
+        settled = self.dequantized_once(cut.low, prices)
         roots = self.roots[: len(self.ports.roots)]
-        low = cut.low[roots].tolist() if roots else []
+        low = settled[roots].tolist() if roots else []
         return Decision(low, cut.cost)
 
     # -- nodes -------------------------------------------------------------------------------------------------
@@ -376,15 +376,19 @@ class CutProblem:
         is_chained = not self.chained.isdisjoint({producer, *readers})
         return producer not in self.bound and not is_chained
 
-    def dequantize_once(self, low: "NDArray[np.bool_]", prices: Prices | None) -> None:
-        """Let nodes that may dequantize twice do so once, in the precision in which all readers agree."""
+    def dequantized_once(
+        self, low: "NDArray[np.bool_]", prices: Prices | None
+    ) -> "NDArray[np.bool_]":
+        """Return an assignment whose nodes dequantize once where all readers agree, in their precision."""
+        settled = low.copy()
         high = (
             set[Question]() if prices is None else set(map(self.decider, prices.high))
         )
         for variable, readers in self.twice.items():
             needed = {one == LOW or (one >= 0 and bool(low[one])) for one in readers}
             if len(needed) == 1 and variable not in high:
-                low[variable] = needed.pop()
+                settled[variable] = needed.pop()
+        return settled
 
     @cached_property
     def bound(self) -> AbstractSet[Question]:

@@ -484,12 +484,13 @@ def keep_float32(
         reads[index] = tuple(
             dict.fromkeys(exact.get(one, one) for one in reads[index])
         )
+    others = (reads[index] for index in range(len(reads)) if index not in chosen)
+    rounded = set(chain.from_iterable(others))
     # Integers are cast to float32 then, unless a node that is not chosen reads them rounded.
     for row in rows:
         if row.node not in chosen or row.exact == row.value or _is_rounded(flow, row):
             continue
-        readers = {index for index, names in enumerate(reads) if row.value in names}
-        if readers <= chosen:
+        if row.value not in rounded:
             nodes[row.node] = copied(flow.nodes[row.node])
             for item in nodes[row.node].attribute:
                 item.i = TensorProto.FLOAT if item.name == "to" else item.i
