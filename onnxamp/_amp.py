@@ -15,7 +15,7 @@ from onnxamp._base.public import active_within
 from onnxamp._base.records import record
 from onnxamp._base.words import shortened
 from onnxamp._convert.plan import HazardRow, make_plan
-from onnxamp._decide.verdicts import told
+from onnxamp._decide.verdicts import reason_text
 from onnxamp._facts.dtypes import DtypeLike
 from onnxamp._facts.ops import is_exact, op_facts, op_key
 from onnxamp._job.api import conversion_and_result
@@ -135,7 +135,7 @@ def named_hazards(hazards: Iterable[HazardRow], options: Options) -> Iterator[st
         names = shortened([f"{row.node!r} ({row.op})" for row in rows], _NAMED)
         yield (
             f"These nodes stay in float32, because {options.dtype} would break the model there: {names}."
-            f" {as_sentence(told(reason, rows[0].detail))}"
+            f" {as_sentence(reason_text(reason, rows[0].detail))}"
         )
 
 

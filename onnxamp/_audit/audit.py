@@ -30,7 +30,7 @@ from onnxamp._facts.dtypes import FLOAT, LOW_TENSORS
 from onnxamp._facts.targets import check_target
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.quantized import quantized_nodes
-from onnxamp._graph.raised import raised
+from onnxamp._graph.raised import raised_graph
 from onnxamp._graph.view import Node, scope_path
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import opset_imports
@@ -133,7 +133,7 @@ def _static(
     # An error means that weights cannot be read, and hazards depend on their numbers.
     if all(one.severity != "error" for one in contents):
         # Each low type has one raised view, which scales and hazards share.
-        view = cache(partial(raised, graph, shapes=sizes))
+        view = cache(partial(raised_graph, graph, shapes=sizes))
         risky = tuple(scales_at_risk(graph, view))
         findings += low_hazards(graph, view, target)
         if text := decomposed(graph):

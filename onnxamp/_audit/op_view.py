@@ -35,7 +35,7 @@ from onnxamp._graph.match import form_table
 from onnxamp._graph.quantized import OPERATORS
 from onnxamp._options.lists import (
     PRESETS,
-    is_known,
+    is_known_op,
     nearest_name,
     ops_named,
     preset,
@@ -104,9 +104,9 @@ def describe_op(op: str) -> OpView:
             f"op must be a string such as 'Softmax', not {type(op).__name__}."
         )
     meant = ops_named(op)
-    if not is_known(op) or meant != (op,):
+    if not is_known_op(op) or meant != (op,):
         name = nearest_name(op)
-        near = meant if is_known(op) else ops_named(name) if name else ()
+        near = meant if is_known_op(op) else ops_named(name) if name else ()
         hint = f" Did you mean {', '.join(near)}?" if near else ""
         raise ArgumentError(f"There is no op type {op!r}.{hint}")
     return OpView(op, tuple(chain.from_iterable(topic(op) for topic in _TOPICS)))

@@ -12,7 +12,7 @@ from onnxamp._convert.analysis import Analysis, Decided, analyze
 from onnxamp._convert.estimate import time_on_target
 from onnxamp._convert.plan import Plan
 from onnxamp._convert.raising import start_raised
-from onnxamp._convert.units import find_units, lowered, stranded
+from onnxamp._convert.units import find_units, lowered, unfolded_in_float32
 from onnxamp._convert.upgrades import Upgrades, refusal_at
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
@@ -77,7 +77,7 @@ def _only_lowered(begun: Start, first: Decided) -> Decided | None:
     """
     folded = first
     options = first.analysis.options
-    more = stranded(first.analysis)
+    more = unfolded_in_float32(first.analysis)
     if more:
         asked = replace(options, folded=(*options.folded, *more))
         folded = next(_at_opsets(begun, asked))

@@ -17,7 +17,7 @@ from onnxamp._convert.analysis import Analysis, analyze
 from onnxamp._convert.raising import raised as raised_model
 from onnxamp._decide.mincut import Question
 from onnxamp._decide.variables.ports import HIGH, LOW, NONE, PortVariables
-from onnxamp._decide.verdicts import Verdict, as_pattern, option_for, told
+from onnxamp._decide.verdicts import Verdict, as_pattern, option_for, reason_text
 from onnxamp._facts.dtypes import (
     FLOAT,
     FLOAT_TENSORS,
@@ -26,7 +26,7 @@ from onnxamp._facts.dtypes import (
     readable_types,
 )
 from onnxamp._facts.tables import read_table
-from onnxamp._graph.raised import raised
+from onnxamp._graph.raised import raised_graph
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes
@@ -354,7 +354,7 @@ class _Tracer:
     def _as_float(self, dtype: str) -> Analysis:
         """Return the analysis with values of a low-precision type shown as float32."""
         if dtype not in self.raised:
-            shown = raised(self.graph, FORMATS[dtype], self.graph.shapes)
+            shown = raised_graph(self.graph, FORMATS[dtype], self.graph.shapes)
             options = replace(self.analysis.options, dtype=dtype)
             self.raised[dtype] = analyze(shown, options)
         return self.raised[dtype]
@@ -370,10 +370,12 @@ class _Tracer:
             node = found.label
             op = found.key
         if pin is not None and node != side.node:
-            asked_by = f"{node}: {told(pin.reason.value, pin.detail, low=pin.low)}"
+            asked_by = (
+                f"{node}: {reason_text(pin.reason.value, pin.detail, low=pin.low)}"
+            )
         return replace(
             side,
-            why=told(verdict.reason.value, verdict.detail, low=verdict.low),
+            why=reason_text(verdict.reason.value, verdict.detail, low=verdict.low),
             asked_by=asked_by,
             option=option_for((pin or verdict).reason, node, op),
         )

@@ -13,7 +13,7 @@ from onnxamp._decide.verdicts import Basis, Reason
 from onnxamp._facts.dtypes import FLOAT_TENSORS
 from onnxamp._graph.graph import Graph
 from onnxamp._options.values import Level
-from onnxamp._rewrite.passes.fold import reachable, told
+from onnxamp._rewrite.passes.fold import counted_kinds, reachable
 from onnxamp._rewrite.passes.fold_search import Fold, batch_norms, find_folds
 from onnxamp._rewrite.passes.upgrade import plan_upgrade
 
@@ -126,9 +126,7 @@ def _saving(analysis: Analysis, freed: Mapping[int, frozenset[Basis]]) -> str:
 
 def _told_as_decomposed(folds: Sequence[Fold]) -> str:
     """Return a clause about folds, by op."""
-    return (
-        f"{told(folds)} {'is' if len(folds) == 1 else 'are'} decomposed into basic ops"
-    )
+    return f"{counted_kinds(folds)} {'is' if len(folds) == 1 else 'are'} decomposed into basic ops"
 
 
 def decomposed(graph: Graph) -> str | None:

@@ -15,7 +15,7 @@ from onnxamp._base.state import as_data, from_data
 from onnxamp._convert.analysis import Analysis
 from onnxamp._decide.kinds import Hazard
 from onnxamp._decide.variables.names import variable_names
-from onnxamp._decide.verdicts import told
+from onnxamp._decide.verdicts import reason_text
 from onnxamp._facts.dtypes import FLOAT, LOW_TENSORS
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
@@ -53,7 +53,7 @@ class PlanRow:
     @property
     def why(self) -> str:
         """The reason in plain words, with its detail."""
-        return told(self.reason, self.detail, low=self.low)
+        return reason_text(self.reason, self.detail, low=self.low)
 
 
 @record

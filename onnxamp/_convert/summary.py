@@ -11,7 +11,7 @@ from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.plan import Plan
 from onnxamp._decide.mincut import Question
 from onnxamp._decide.variables.ports import HIGH, NONE
-from onnxamp._decide.verdicts import Reason, told
+from onnxamp._decide.verdicts import Reason, reason_text
 from onnxamp._facts.dtypes import FLOAT, FLOAT32_BYTES, FORMATS
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
@@ -122,7 +122,7 @@ def _told(reason: str, detail: str) -> str:
     """Return the reason of a weight's reader in plain words."""
     if reason in (Reason.CUT.value, Reason.EXACT.value):
         return "fewest Casts: its Casts would cost more than its bytes"
-    return told(reason, detail)
+    return reason_text(reason, detail)
 
 
 @record

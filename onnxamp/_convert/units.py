@@ -84,7 +84,7 @@ def _is_able(name: str, options: Options) -> bool:
     return False
 
 
-def stranded(analysis: Analysis) -> tuple[str, ...]:
+def unfolded_in_float32(analysis: Analysis) -> tuple[str, ...]:
     """Return the outputs of the patterns that stay in float32 without a user's wish, but may be low as single ops."""
     options = analysis.options
     graph = analysis.graph

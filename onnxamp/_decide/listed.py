@@ -12,12 +12,12 @@ from onnxamp._decide.mincut import Question
 from onnxamp._decide.patterns.named import named_forms, named_nodes, unrecognized
 from onnxamp._decide.variables.find import unknown_floats
 from onnxamp._decide.variables.ports import HIGH, PortVariables
-from onnxamp._decide.verdicts import Reason, Verdict, told
+from onnxamp._decide.verdicts import Reason, Verdict, reason_text
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._options.lists import is_known, nearest_name
+from onnxamp._options.lists import is_known_op, nearest_name
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
 
@@ -126,7 +126,7 @@ def absent_names(graph: Graph, options: Options) -> AbsentNames:
                 f"{name!r} in your lists was not recognized in the model, but its {cores} may implement"
                 " it: list op types instead."
             )
-        elif is_known(name, declared):
+        elif is_known_op(name, declared):
             known[name] = text
         elif near := nearest_name(name, declared | graph.by_key.keys()):
             unknown[name] = f"{text} Did you mean {near!r}?"
@@ -225,7 +225,7 @@ def _sentence(
 ) -> str:
     """Return why nodes of a white list stay in float32, and which option changes it."""
     where = first_of([node.label for node, _ in nodes])
-    why = told(reason, nodes[0][1])
+    why = reason_text(reason, nodes[0][1])
     way_out = _WAYS_OUT.get(reason, "force_low (--force-low) lowers it anyway.")
     if reason in _OF_TYPES:
         refused = (refusals[node.index] for node, _ in nodes if node.index in refusals)

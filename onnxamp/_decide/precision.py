@@ -21,7 +21,7 @@ from onnxamp._decide.pins.find import Pins
 from onnxamp._decide.problem import Problem
 from onnxamp._decide.unrounded import all_constants, find_unrounded
 from onnxamp._decide.variables.ports import HIGH, LOW, NONE
-from onnxamp._decide.verdicts import Reason, Verdict, told
+from onnxamp._decide.verdicts import Reason, Verdict, reason_text
 from onnxamp._facts.dtypes import FLOAT, FLOAT32_BYTES, element_name, is_lossless
 from onnxamp._facts.ops import op_facts
 from onnxamp._facts.targets import LAUNCH, MAX_ELEMENTS, target_of
@@ -83,7 +83,7 @@ def verdict_on(
     if pin is not None:
         if pin.variable == variable or variables[pin.variable].node == own.node:
             return replace(pin, variable=variable)
-        why = told(pin.reason.value, pin.detail, low=pin.low)
+        why = reason_text(pin.reason.value, pin.detail, low=pin.low)
         why = f"shares its type with another node: {why}"
         return Verdict(variable, pin.low, Reason.TIE, why)
     if own.param == "value":

@@ -25,7 +25,11 @@ from onnxamp._decide.patterns.fusion_groups import (
     skip_sums,
 )
 from onnxamp._decide.patterns.quantized_units import bounded_nodes
-from onnxamp._decide.patterns.split_products import SUM, split_products, sums_low
+from onnxamp._decide.patterns.split_products import (
+    SUM,
+    split_products,
+    target_sums_low,
+)
 from onnxamp._decide.proofs import undisproved
 from onnxamp._decide.variables.find import find_variables
 from onnxamp._decide.variables.ports import PortVariables
@@ -207,7 +211,7 @@ def _sums_of_parts(graph: Graph, options: Options) -> list[tuple[int, int]]:
 
     There are none if these nodes stay in float32.
     """
-    is_summed = sums_low(options) and SUM not in options.user_black
+    is_summed = target_sums_low(options) and SUM not in options.user_black
     return graph.ask(split_products) if is_summed else []
 
 

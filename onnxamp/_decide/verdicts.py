@@ -57,7 +57,7 @@ def title_of(reason: str, *, low: bool = False) -> str:
     return title
 
 
-def told(reason: str, detail: str = "", *, low: bool = False) -> str:
+def reason_text(reason: str, detail: str = "", *, low: bool = False) -> str:
     """Return a reason in plain words, with its detail; arguments as :func:`title_of`."""
     title = title_of(reason, low=low)
     if not detail or reason in _DETAILED:

@@ -104,7 +104,9 @@ class RaisedGraph(Graph):
                 yield port, number
 
 
-def raised(graph: Graph, low: Format, shapes: Sequence[Shape | None]) -> RaisedGraph:
+def raised_graph(
+    graph: Graph, low: Format, shapes: Sequence[Shape | None]
+) -> RaisedGraph:
     """Return the graph with one low-precision type shown as float32; nothing is resolved or inferred again."""
     return RaisedGraph(
         model=graph.model,

@@ -295,7 +295,7 @@ def height(shape: Shape | None) -> int | None:
     return shape[-2] if len(shape) > 1 else 1
 
 
-def count(shape: Shape | None, axes: Iterable[int]) -> float:
+def elements_along(shape: Shape | None, axes: Iterable[int]) -> float:
     """Return the number of elements along some axes; infinite if any size is unknown, or there is no such axis."""
     if shape is None:
         return inf

@@ -159,10 +159,10 @@ def rounded(
     """
     flat = np.ascontiguousarray(array).reshape(-1)
     bits, _ = lower(flat, low, saturate_at, Scratch(flat.size))
-    return raised(bits.reshape(array.shape), low.elem)
+    return in_float32(bits.reshape(array.shape), low.elem)
 
 
-def raised(array: NDArray[Any], elem: int) -> NDArray[np.float32]:
+def in_float32(array: NDArray[Any], elem: int) -> NDArray[np.float32]:
     """Return low-precision numbers in float32; ``elem`` is their element type."""
     result = np.empty(array.shape, np.float32)
     stored = np.ascontiguousarray(array)

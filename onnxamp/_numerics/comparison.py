@@ -39,7 +39,7 @@ from onnxamp._numerics.tally import Tally, finished
 from onnxamp._numerics.unseen.excursions import Excursion
 from onnxamp._numerics.unseen.stress import Stress
 from onnxamp._options.values import DiffMetric
-from onnxamp._runtime.engines import Engine, Session, choose_engine, part_of
+from onnxamp._runtime.engines import Engine, Session, choose_engine, progress_of_part
 from onnxamp._runtime.fingerprints import SentModel, print_facts
 from onnxamp._runtime.inputs.samples import Samples, further
 from onnxamp._runtime.loop import (
@@ -154,7 +154,7 @@ class Comparison:
             feeds = check_inputs(model.proto, samples[number])
             try:
                 self.reference.run_sample(
-                    number, feeds, part_of(progress, number, len(samples))
+                    number, feeds, progress_of_part(progress, number, len(samples))
                 )
             except RuntimeFailure as error:
                 input_failure("The model does not run", error, samples, number, model)

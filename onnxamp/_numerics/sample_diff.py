@@ -60,7 +60,7 @@ from onnxamp._runtime.engines import (
     Progress,
     Session,
     engine_on,
-    part_of,
+    progress_of_part,
 )
 from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.loop import LoadedSample, Opened, Probe, one_by_one, remembered
@@ -314,7 +314,7 @@ class TwoModels(PairedSessions):
         if layers and is_done and not one.runs_as_given(feeds):
             one.outputs.keep(number, paired.reference)
             return paired
-        reference = one.run_sample(number, feeds, part_of(progress, 0, 2))
+        reference = one.run_sample(number, feeds, progress_of_part(progress, 0, 2))
         flow = one.prepare(feeds).flow
         if layers and is_done:
             is_random = any(op_key(node) in op_facts().random for node in flow.nodes)
@@ -322,7 +322,7 @@ class TwoModels(PairedSessions):
             return paired._replace(reference=reference, strayed=strayed)
         try:
             wanted = (*one.parts_of(flow, flow), *also)
-            result = self.result.run(feeds, part_of(progress, 1, 2), wanted)
+            result = self.result.run(feeds, progress_of_part(progress, 1, 2), wanted)
         except RuntimeFailure as error:
             return paired._replace(failure=str(error))
         return PairedOutputs(reference, result, paired.compared, apart=paired.failure)

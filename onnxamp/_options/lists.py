@@ -169,7 +169,7 @@ def _known_ops() -> frozenset[str]:
     return frozenset(known)
 
 
-def is_known(name: str, declared: AbstractSet[str] = frozenset()) -> bool:
+def is_known_op(name: str, declared: AbstractSet[str] = frozenset()) -> bool:
     """Return whether a name in a list means an op of ONNX, ONNX Runtime, MindSpore or Paddle, or a declared op."""
     return (_known_ops() | declared).issuperset(ops_named(name))
 

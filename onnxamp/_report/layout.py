@@ -265,6 +265,6 @@ def remark_room(figures: Sequence[Figure], width: int) -> int:
     return max(width - labels - values - 3 * GAP, 1)
 
 
-def told(item: Statement) -> str:
+def plain_text(item: Statement) -> str:
     """Return what a statement says, after its subject."""
     return f"{item.label}: {item.text}" if item.label else item.text

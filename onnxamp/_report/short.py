@@ -23,9 +23,9 @@ from onnxamp._report.layout import (
     middle_cut,
     name_cut,
     natural_width,
+    plain_text,
     remark_room,
     text_of,
-    told,
 )
 from onnxamp._report.parts import (
     LINES,
@@ -134,7 +134,7 @@ class _Printer:
 
     def first(self, item: Statement) -> Grid:
         """Return the first lines of a message."""
-        text = self.start(text_of(told(item)), 2 * GAP)
+        text = self.start(text_of(plain_text(item)), 2 * GAP)
         return hanging(SIGNS[item.level], text, " ")
 
 

@@ -32,8 +32,8 @@ from onnxamp._report.layout import (
     SIGNS,
     hanging,
     mark_of,
+    plain_text,
     text_of,
-    told,
 )
 from onnxamp._report.parts import NextStep, Report, Status, problems
 from onnxamp._report.short import is_short, short_lines
@@ -179,7 +179,7 @@ def _brief(report: Report, width: int) -> Iterator[RenderableType]:
     if report.verdict.status not in _FINE:
         yield from (hanging(" ", text_of(detail)) for detail in report.verdict.details)
     for item in problems(report):
-        yield hanging(SIGNS[item.level], text_of(told(item)))
+        yield hanging(SIGNS[item.level], text_of(plain_text(item)))
 
 
 def _steps(steps: tuple[NextStep, ...]) -> Iterator[RenderableType]:

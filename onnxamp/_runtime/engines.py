@@ -431,7 +431,7 @@ def on_cpu(model: Model) -> Session:
     return engine_on("cpu").open(model, as_given=True)
 
 
-def part_of(progress: Progress, part: int, parts: int) -> Progress:
+def progress_of_part(progress: Progress, part: int, parts: int) -> Progress:
     """Return the progress of one of several equal parts, which may differ in their number of steps."""
 
     def scaled(done: int, total: int) -> None:

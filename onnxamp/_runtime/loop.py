@@ -17,7 +17,7 @@ from onnxamp._base.errors import ArgumentError, OnnxAmpError, RuntimeFailure
 from onnxamp._base.executor import Crash, Memory, Workers, run_in_order
 from onnxamp._base.state import Part, as_data, from_data
 from onnxamp._model.model import Model
-from onnxamp._runtime.engines import Progress, engine_on, part_of
+from onnxamp._runtime.engines import Progress, engine_on, progress_of_part
 from onnxamp._runtime.fingerprints import IN_FILES, sample_print
 from onnxamp._runtime.inputs.draws import Draw
 from onnxamp._runtime.inputs.sample_files import read_spooled
@@ -395,7 +395,7 @@ class _Round(Generic[T]):
         if not self.activity:
             return _unheard
         progress = self.run.progress(self.activity)
-        return part_of(progress, number, self.run.samples.expected)
+        return progress_of_part(progress, number, self.run.samples.expected)
 
     def _done(self, position: int, result: T | RuntimeFailure | Crash) -> None:
         self.finished += 1

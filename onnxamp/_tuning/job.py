@@ -23,7 +23,7 @@ from onnxamp._convert.convert import rewritten
 from onnxamp._convert.estimate import Estimate
 from onnxamp._convert.plan import Plan, PlanRow, make_plan
 from onnxamp._decide.precision import Prices
-from onnxamp._decide.verdicts import told
+from onnxamp._decide.verdicts import reason_text
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._gradients.passes import Sensitivities
@@ -373,7 +373,7 @@ def _tie(base: Analysis, node: int) -> str | None:
     roots = map(base.ports.root, base.ports.of(node))
     for pin in map(base.pins.verdicts.get, roots):
         if pin is not None and not pin.low:
-            return told(pin.reason.value, pin.detail)
+            return reason_text(pin.reason.value, pin.detail)
     return None
 
 

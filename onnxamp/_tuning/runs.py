@@ -56,7 +56,7 @@ _ALL: Final = 1 << 62
 """Bytes of weights that stay in the graph: all of them."""
 
 
-def part_of(options: Options) -> str:
+def state_part(options: Options) -> str:
     """Return the part of a tuning with these options."""
     return PARTS[2 * options.compensates + (options.rescaling is not None)]
 

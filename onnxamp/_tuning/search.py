@@ -278,7 +278,7 @@ def verified(search: CandidateSearch, noise: float | None, times: str) -> Tuned:
     return replace(tuned, room=room(chosen, front, judge))
 
 
-def timed(search: CandidateSearch, tuned: Tuned) -> Tuned:
+def timed_whole(search: CandidateSearch, tuned: Tuned) -> Tuned:
     """Return the outcome with the fastest of the chosen model, level O2 if it holds, and float32, timed whole."""
     job = search.job
     own = tuned.candidates[tuned.chosen].low

@@ -56,9 +56,14 @@ from onnxamp._tuning.runs import (
     converted_error,
     given_prints,
     options_print,
-    part_of,
+    state_part,
 )
-from onnxamp._tuning.search import CandidateSearch, TuningOutcome, timed, verified
+from onnxamp._tuning.search import (
+    CandidateSearch,
+    TuningOutcome,
+    timed_whole,
+    verified,
+)
 
 _LOG: Final = logging.getLogger("onnxamp")
 _LEAST: Final = 1 / 4
@@ -289,7 +294,7 @@ class _Tuning(NamedTuple):
             changed = "" if graph.model is model.proto else model_print(ready)
             asked = {"the options": options_print(changed, space, options, engine)}
             given = {**self.given, **asked}
-            part = run.state.part(part_of(options), given, renew=run.renews)
+            part = run.state.part(state_part(options), given, renew=run.renews)
         is_made_up = options.compensates and samples.made_up
         return TuningJob(
             prepared=ready,
@@ -359,7 +364,7 @@ def _tuned(job: TuningJob, search: Search) -> TuningOutcome:
     candidates = CandidateSearch(job, search)
     tuned = verified(candidates, noise, timing)
     if search.times == "measured" and not job.engine.emulates and space.tunable:
-        tuned = timed(candidates, tuned)
+        tuned = timed_whole(candidates, tuned)
     return TuningOutcome(tuned, job)
 
 

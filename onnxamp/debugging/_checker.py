@@ -16,7 +16,7 @@ from onnxamp._base.errors import ArgumentError, ArgumentTypeError
 from onnxamp._base.paths import as_path, made_folder
 from onnxamp._base.public import active_within
 from onnxamp._options.doors import door
-from onnxamp._options.lists import is_known, nearest_name
+from onnxamp._options.lists import is_known_op, nearest_name
 from onnxamp._options.values import checked_flag
 from onnxamp.debugging._records import ValueRecord
 from onnxamp.debugging._tensors import DebugMode, checked_mode
@@ -116,7 +116,7 @@ def _check_ops(name: str, ops: Sequence[str] | None) -> None:
             f"{name} must be a list or tuple of names, not {ops!r}."
         )
     for op in ops:
-        near = None if is_known(op) or "::" in op or not op else nearest_name(op)
+        near = None if is_known_op(op) or "::" in op or not op else nearest_name(op)
         if near is not None:
             raise ArgumentError(
                 f"{name}: no op is called {op!r}; did you mean {near!r}?"

@@ -21,7 +21,7 @@ from onnxamp._numerics.speed.timing import (
     Evidence,
     Timed,
     executed,
-    find_causes,
+    find_slowdowns,
     fused_ops,
     interleave,
     latency,
@@ -248,7 +248,7 @@ def bench(*rows: tuple[Any, ...], name: str = "m", kinds: dict[str, int] | None 
 def causes_of(model: Bench, original: Bench | None = None, **facts: Any) -> dict[str, str]:
     model = replace(model, options=facts.get("options", {}))
     timings = facts.get("timings", [timing(1.0, 1.0)])
-    found = find_causes(Evidence(original or bench(), model, timings, facts.get("on_cuda", True)))
+    found = find_slowdowns(Evidence(original or bench(), model, timings, facts.get("on_cuda", True)))
     return {cause.kind: cause.text for cause in found}
 
 

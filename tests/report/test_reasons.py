@@ -11,7 +11,7 @@ from graphs.case import add_weights, parse
 
 import onnxamp
 from onnxamp._decide.kinds import kinds
-from onnxamp._decide.verdicts import Reason, title_of, told
+from onnxamp._decide.verdicts import Reason, reason_text, title_of
 from onnxamp._facts.tables import read_table
 
 ENCODER = CLASSIFIER.parent / "encoder.onnx"
@@ -33,10 +33,10 @@ def test_each_reason_has_a_title() -> None:
 
 
 def test_details_follow_titles_or_replace_them() -> None:
-    assert told("black list", "Softmax") == "on the black list: Softmax"
-    assert told("tie", "shares its type with a float32 value") == "shares its type with a float32 value"
-    assert told("cut", "fewest Casts", low=True) == "low precision gains more than its Casts cost"
-    assert told("one of another version") == "one of another version"
+    assert reason_text("black list", "Softmax") == "on the black list: Softmax"
+    assert reason_text("tie", "shares its type with a float32 value") == "shares its type with a float32 value"
+    assert reason_text("cut", "fewest Casts", low=True) == "low precision gains more than its Casts cost"
+    assert reason_text("one of another version") == "one of another version"
 
 
 KEYS = "tie|cut|exact op|index path|white list|black list|level|constant|no kernel"
@@ -57,7 +57,7 @@ def test_plans_are_in_plain_words() -> None:
     assert {row.reason for row in plan.rows} >= {"cut", "constant"}
     for row, line in zip(sorted(plan.rows, key=lambda row: row.op in ("initializer", "Constant")),
                          str(plan).splitlines()[1:], strict=True):  # fmt: skip
-        assert line.endswith(told(row.reason, row.detail, low=row.low))
+        assert line.endswith(reason_text(row.reason, row.detail, low=row.low))
 
 
 def test_a_node_with_two_hazards_is_counted_once() -> None:

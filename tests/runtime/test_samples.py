@@ -22,7 +22,7 @@ from onnx import parser
 import onnxamp
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError, OutputError
 from onnxamp._graph.graph import Graph
-from onnxamp._runtime.inputs.domains import in_range
+from onnxamp._runtime.inputs.domains import moved_into_range
 from onnxamp._runtime.inputs.random_inputs import random_inputs
 from onnxamp._runtime.inputs.sample_files import Spool, json_samples
 from onnxamp._runtime.inputs.samples import Samples, as_samples, load_samples, random_samples
@@ -661,13 +661,13 @@ def test_hidden_files_are_no_samples(tmp_path):
     ("bool", (0, 1), (False, True)),
 ])  # fmt: skip
 def test_integers_lie_in_the_stated_range(declared, ends, expected):
-    drawn = in_range(np.random.default_rng(0), np.zeros(4096, declared), ends)
+    drawn = moved_into_range(np.random.default_rng(0), np.zeros(4096, declared), ends)
     assert (drawn.dtype, set(drawn.tolist())) == (np.dtype(declared), set(expected))
 
 
 def test_a_range_without_a_number_of_the_type_is_refused():
     with pytest.raises(ArgumentError, match=r"No int64 is between 0\.2 and 0\.8"):
-        in_range(np.random.default_rng(0), np.zeros(2, np.int64), (0.2, 0.8))
+        moved_into_range(np.random.default_rng(0), np.zeros(2, np.int64), (0.2, 0.8))
 
 
 def test_whole_numbers_in_json_are_floats_where_the_model_takes_floats(tmp_path):

@@ -27,7 +27,7 @@ from onnxamp._facts.ops import attribute_of, op_facts
 from onnxamp._graph.constants import expected_terms, summed_terms
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.match import reduced_axes
-from onnxamp._graph.shapes import Shape, count
+from onnxamp._graph.shapes import Shape, elements_along
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._model.weights import SENTINEL
 
@@ -135,7 +135,7 @@ def _terms(graph: Graph, node: Node, shapes: Sequence[Shape | None]) -> int | No
         axes = reduced_axes(graph, node, len(shape))
     else:
         return None
-    number = count(shape, axes) if axes is not None else inf
+    number = elements_along(shape, axes) if axes is not None else inf
     return None if number == inf else int(number)
 
 

@@ -23,7 +23,7 @@ from onnxamp._decide.kinds import (
 from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS, FLOAT_TENSORS, Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.loops.accumulation import accumulated
+from onnxamp._graph.loops.accumulation import accumulated_states
 from onnxamp._graph.loops.count_marks import COUNTED, INVERSE, POSITION, Counted
 from onnxamp._graph.loops.counted import counted
 from onnxamp._graph.numbers.known import is_rounded
@@ -44,7 +44,7 @@ def position_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
     would change. Where counted integers meet computed values, the sums and products that lead to one of these stay
     float32, and if the integers may be too large, those that lead to a result of the model, or to a division by a size.
     """
-    known = graph.ask(accumulated, low).ports
+    known = graph.ask(accumulated_states, low).ports
     seen = set[int]()
     for hazard in _hazards(graph, low):
         if (hazard.node, hazard.value) not in known:
@@ -65,7 +65,7 @@ def _factors(graph: Graph, node: Node) -> Iterator[Hazard]:
 def _hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
     """Yield the arithmetic of positions and coordinates, some nodes several times."""
     found = graph.ask(counted, low)
-    states = graph.ask(accumulated, low).values
+    states = graph.ask(accumulated_states, low).values
     for index in sorted(found.computing):
         is_positional = states.keys().isdisjoint(graph.nodes[index].inputs)
         why = "computes positions" if is_positional else "works on accumulated state"

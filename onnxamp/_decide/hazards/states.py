@@ -11,7 +11,7 @@ from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind, counts_exac
 from onnxamp._facts.dtypes import Format, holds_float
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.loops.accumulation import accumulated
+from onnxamp._graph.loops.accumulation import accumulated_states
 from onnxamp._graph.numbers.known import is_rounded
 from onnxamp._graph.view import ABSENT
 
@@ -27,7 +27,7 @@ class _States(HazardKind):
     )
 
     def find(self, graph: Graph, low: Format, /) -> Iterator[Hazard]:
-        for (index, value), why in graph.ask(accumulated, low).ports.items():
+        for (index, value), why in graph.ask(accumulated_states, low).ports.items():
             node = graph.nodes[index]
             # Counters of an integer type are exact.
             carries = node.writes if value == ABSENT else (value,)

@@ -14,14 +14,14 @@ SUM: Final = "ReduceSum"
 """The op that adds the results of parts; op lists do not refer to it."""
 
 
-def sums_low(options: Options) -> bool:
+def target_sums_low(options: Options) -> bool:
     """Return whether the target accumulates the low-precision type in float16."""
     return emulated_arithmetic(options.target) is not None and options.low is FLOAT16
 
 
 def may_split(options: Options) -> bool:
     """Return whether the target accumulates float16 in float16, and products may be split for it."""
-    return sums_low(options) and options.split_k and options.level != Level.O0
+    return target_sums_low(options) and options.split_k and options.level != Level.O0
 
 
 def split_products(graph: Graph) -> list[tuple[int, int]]:

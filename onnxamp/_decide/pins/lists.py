@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from onnxamp._decide.mincut import Question
 from onnxamp._decide.pins.claims import Claims, Strength
-from onnxamp._decide.pins.neighbors import followers, stranded
+from onnxamp._decide.pins.neighbors import exact_between_float32, followers
 from onnxamp._decide.verdicts import Basis, Reason
 from onnxamp._facts.dtypes import FLOAT16
 from onnxamp._facts.ops import op_facts
@@ -162,4 +162,6 @@ class _Lists:
         pinned = self.claims.pinned
         by_user = map(self.ports.deciding, self.by_user)
         settled = set(pinned[Strength.FORCED]).union(*by_user)
-        return stranded(self.graph, self.ports, pinned[Strength.HARD].keys(), settled)
+        return exact_between_float32(
+            self.graph, self.ports, pinned[Strength.HARD].keys(), settled
+        )

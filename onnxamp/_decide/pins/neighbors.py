@@ -45,7 +45,7 @@ def followers(
     return frozenset(found - graph.exact)
 
 
-def stranded(
+def exact_between_float32(
     graph: Graph,
     ports: PortVariables,
     hard: AbstractSet[Question],

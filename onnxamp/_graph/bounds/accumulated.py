@@ -23,7 +23,7 @@ def low_sums(low: Format, target: str) -> Mapping[str, Accumulation]:
     return {op: fact for op, fact in facts.items() if fact.accumulator == FLOAT16.name}
 
 
-def accumulated(
+def bounds_of_sums(
     call: Call, results: Sequence[Bound], fact: Accumulation
 ) -> list[Bound]:
     """Return the bounds of the results of an op that is added up in float16.

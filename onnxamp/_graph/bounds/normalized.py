@@ -15,7 +15,7 @@ from onnxamp._graph.bounds.bound import UNKNOWN, Bound, between, hull, times
 from onnxamp._graph.bounds.call import Call, Rules
 from onnxamp._graph.bounds.rounding import Rounding
 from onnxamp._graph.match import reduced_axes
-from onnxamp._graph.shapes import count
+from onnxamp._graph.shapes import elements_along
 
 
 def unit(elements: float, *, row: float = inf) -> Bound:
@@ -35,7 +35,7 @@ def _layer(call: Call) -> Sequence[Bound]:
     if shape is None:
         return [UNKNOWN]
     first = call.attribute("axis", -1) % max(len(shape), 1)
-    elements = count(shape, range(first, len(shape)))
+    elements = elements_along(shape, range(first, len(shape)))
     normalized = unit(elements, row=sqrt(elements)).sized(call.width())
     result = normalized * call[1]
     if call.has(2):
@@ -70,14 +70,14 @@ def _skip(call: Call) -> Sequence[Bound]:
 def _instance(call: Call) -> Bound:
     """Return the bound of a normalization of each channel."""
     shape = call.shape(0)
-    elements = inf if shape is None else count(shape, range(2, len(shape)))
+    elements = inf if shape is None else elements_along(shape, range(2, len(shape)))
     return _by_channel(call, unit(elements, row=sqrt(elements)))
 
 
 def _group(call: Call) -> Bound:
     """Return the bound of a normalization of groups of channels."""
     shape = call.shape(0)
-    whole = inf if shape is None else count(shape, range(1, len(shape)))
+    whole = inf if shape is None else elements_along(shape, range(1, len(shape)))
     elements = whole / call.attribute("num_groups", 1)
     # Without places, a row goes through all groups.
     is_within_group = shape is not None and len(shape) > _CHANNELS
@@ -158,7 +158,7 @@ def _log_softmax(call: Call) -> Bound:
     signature = call.node.signature
     if signature is not None and signature.since >= _ONE_AXIS:
         axes = axes[:1]
-    elements = count(shape, axes)
+    elements = elements_along(shape, axes)
     x = call[0]
     return between(x.low - x.high - log(elements), 0.0) if elements else UNKNOWN
 
@@ -188,7 +188,7 @@ def _reduction(rule: Reduction) -> Callable[[Call], Bound]:
         axes = reduced_axes(call.graph, call.node, max(len(shape), 1))
         if not shape or axes is None:
             return rule(call[0], 1.0 if not shape else inf, False)
-        return rule(call[0], count(shape, axes), axes == [len(shape) - 1])
+        return rule(call[0], elements_along(shape, axes), axes == [len(shape) - 1])
 
     return bound
 
@@ -260,7 +260,7 @@ def _average_pool(call: Call) -> Bound:
 def _cumulative(call: Call) -> Bound:
     """Return the bound of running sums: of no elements up to all."""
     axis = call.integers(1)
-    elements = count(call.shape(0), axis) if axis else inf
+    elements = elements_along(call.shape(0), axis) if axis else inf
     total = _sum(call[0], elements, False)
     return hull([total, between(0.0, 0.0)])
 

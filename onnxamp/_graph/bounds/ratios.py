@@ -18,7 +18,7 @@ from onnxamp._facts.dtypes import FLOAT16
 from onnxamp._graph.bounds.bound import Bound, times
 from onnxamp._graph.bounds.call import Call
 from onnxamp._graph.match import reduced_axes
-from onnxamp._graph.shapes import count
+from onnxamp._graph.shapes import elements_along
 from onnxamp._graph.view import ABSENT
 
 
@@ -173,7 +173,7 @@ def _summed(call: Call, known: Ratio, *, mean: bool = False) -> Ratio | None:
     axes = reduced_axes(call.graph, call.node, max(len(shape), 1))
     if axes is None:
         return None
-    elements = count(shape, axes)
+    elements = elements_along(shape, axes)
     share = 1.0 / max(elements, 1.0) if mean else 1.0
     return replace(
         known,

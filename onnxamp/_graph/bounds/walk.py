@@ -16,7 +16,7 @@ import numpy as np
 from onnxamp._facts.dtypes import FLOAT, FLOAT_TENSORS, LOW_TENSORS
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.bounds import formulas, moved, normalized, products, sources
-from onnxamp._graph.bounds.accumulated import accumulated, low_sums
+from onnxamp._graph.bounds.accumulated import bounds_of_sums, low_sums
 from onnxamp._graph.bounds.bound import (
     UNKNOWN,
     Bound,
@@ -277,7 +277,7 @@ class BoundsWalk:
         results = [found] if isinstance(found, Bound) else list(found)
         fact = self._low_sums.get(node.key)
         if fact is not None and self._adds_floats(node):
-            results = accumulated(call, results, fact)
+            results = bounds_of_sums(call, results, fact)
         divided = quotient(call, self.ratios)
         if divided is not None:
             results[0] = intersection(results[0], divided)

@@ -12,7 +12,7 @@ from onnxamp._facts.dtypes import FLOAT_TENSORS, FORMATS
 from onnxamp._facts.ops import attribute, attribute_of, op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
-from onnxamp._model.weights import raised, read_array
+from onnxamp._model.weights import in_float32, read_array
 
 READABLE: Final = frozenset(
     {
@@ -165,7 +165,7 @@ def _wide(block: NDArray[Any]) -> NDArray[np.float32]:
     if block.dtype not in _BY_BITS:
         return block.astype(np.float32, copy=False)
     # NumPy converts them one by one.
-    return raised(block, helper.np_dtype_to_tensor_dtype(block.dtype))
+    return in_float32(block, helper.np_dtype_to_tensor_dtype(block.dtype))
 
 
 def range_over(graph: Graph, value: int) -> tuple[float, float]:

@@ -73,7 +73,7 @@ class _Propagation(NamedTuple):
         return self.fate == Fate.DECAYS
 
 
-def accumulated(graph: Graph, low: Format) -> Accumulated:
+def accumulated_states(graph: Graph, low: Format) -> Accumulated:
     """Return the state that loops accumulate. Complexity: linear in the nodes of loops."""
     found = Accumulated(ports={}, values={}, open_ended=set())
     if graph.nodes_of(op_facts().repeats):

@@ -11,7 +11,7 @@ from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS, Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.determined import constant_trips
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.loops.accumulation import accumulated
+from onnxamp._graph.loops.accumulation import accumulated_states
 from onnxamp._graph.loops.count_limits import CountLimits
 from onnxamp._graph.loops.count_marks import COUNTED, COUNTER, POSITION, CountMark
 from onnxamp._graph.numbers.index_paths import INTEGERS
@@ -92,7 +92,7 @@ def _turns(graph: Graph) -> Iterator[CountMark]:
 
 def _states(graph: Graph, low: Format) -> Iterator[CountMark]:
     """Yield what loops accumulate."""
-    states = graph.ask(accumulated, low)
+    states = graph.ask(accumulated_states, low)
     for value in states.values:
         is_float = graph.types[value] in ANY_FLOAT_TENSORS
         is_open = is_float and value in states.open_ended

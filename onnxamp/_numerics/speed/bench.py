@@ -25,7 +25,7 @@ from onnxamp._numerics.speed.bench_results import Bench, BenchReport, Slowdown, 
 from onnxamp._numerics.speed.timing import (
     Clock,
     Evidence,
-    find_causes,
+    find_slowdowns,
     interleave,
     latency,
     profiled,
@@ -464,7 +464,7 @@ def _report(inputs: _Inputs, models: Sequence[_Loaded]) -> BenchReport:
             timings=model.timings,
             on_cuda=model.engine.provider == _CUDA,
         )
-        causes += find_causes(evidence)
+        causes += find_slowdowns(evidence)
     sizes = [size for size in inputs.sizes if size is not None]
     return BenchReport(
         ran_on="; ".join(ran),

@@ -305,7 +305,7 @@ class Evidence(NamedTuple):
     on_cuda: bool
 
 
-def find_causes(evidence: Evidence) -> tuple[Slowdown, ...]:
+def find_slowdowns(evidence: Evidence) -> tuple[Slowdown, ...]:
     """Return the causes of a slowdown; see the table of the module. Complexity: linear in the number of op types."""
     # On the CPU, float16 is computed in float32, and is slow for other reasons than on a GPU.
     is_emulated = not evidence.on_cuda and evidence.model.lowest != "float32"

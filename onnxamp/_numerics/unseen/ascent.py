@@ -15,7 +15,7 @@ from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._graph.wiring import wire
 from onnxamp._model.model import Model
 from onnxamp._numerics.unseen.climb import Climb, Seen, Watched
-from onnxamp._numerics.unseen.effort import Effort, work_of
+from onnxamp._numerics.unseen.effort import Effort, operations_of
 from onnxamp._numerics.unseen.flattened import flattened, sized, with_joined
 from onnxamp._numerics.unseen.stressed import Headroom, Proof, Stressed
 from onnxamp._runtime.inputs.samples import held_samples
@@ -78,7 +78,7 @@ class Ascent:
         if not sloping:
             return Stressed(proof)
         names = self._reached()
-        effort = Effort.within(steps, work_of(self.flat, given[0]))
+        effort = Effort.within(steps, operations_of(self.flat, given[0]))
         # Other samples may take other branches and turns, and a look at all values takes as long as a step.
         if self.inner or effort.is_least:
             given = given[:1]

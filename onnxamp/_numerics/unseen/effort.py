@@ -141,7 +141,7 @@ class ErrorEffort(NamedTuple):
         return cls(inputs if inputs >= _LEAST_RUNS else 0, down, divisors)
 
 
-def work_of(model: Model, sample: Feeds) -> int:
+def operations_of(model: Model, sample: Feeds) -> int:
     """Return the work of a run on a sample, counted in operations."""
     shapes = tuple(shapes_of(sample).items())
     return model.ask(graph_of).ask(_counted, shapes)

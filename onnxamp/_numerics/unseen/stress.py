@@ -22,7 +22,7 @@ from onnxamp._model.exponents import exponents_between, stored_exponents
 from onnxamp._model.model import Model
 from onnxamp._model.protos import opset_imports
 from onnxamp._numerics.unseen.ascent import Ascent, moved_values
-from onnxamp._numerics.unseen.effort import Effort, ErrorEffort, work_of
+from onnxamp._numerics.unseen.effort import Effort, ErrorEffort, operations_of
 from onnxamp._numerics.unseen.errors_sought import Pair, Sought, largest_error, signals
 from onnxamp._numerics.unseen.flattened import sized, without_functions
 from onnxamp._numerics.unseen.larger import in_short
@@ -159,7 +159,7 @@ class Stress(NamedTuple):
         # Weights that do not stay in memory would be read in each run.
         if not movable or reference.stock.size > pair.reference.budget:
             return None
-        effort = ErrorEffort.within(self.steps, work_of(reference, given[0]))
+        effort = ErrorEffort.within(self.steps, operations_of(reference, given[0]))
         if not effort.inputs:
             return None
         try:
@@ -205,7 +205,7 @@ class Stress(NamedTuple):
         if not self.steps or not movable or reference.stock.size > _BYTES:
             return None
         try:
-            effort = Effort.within(self.steps, work_of(reference, given[0]))
+            effort = Effort.within(self.steps, operations_of(reference, given[0]))
             if not effort.has_lesser:
                 return None
             model = sized(_upgraded(reference), given[0])

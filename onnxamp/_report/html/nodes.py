@@ -7,7 +7,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from onnxamp._audit import Audit
 from onnxamp._convert.plan import HazardRow, Plan
-from onnxamp._decide.verdicts import Reason, title_of, told
+from onnxamp._decide.verdicts import Reason, reason_text, title_of
 from onnxamp._facts.dtypes import FORMATS
 from onnxamp._numerics.results import FirstBad, LayerDiff, ValueCheck
 from onnxamp._report import number
@@ -63,7 +63,7 @@ class NodeRow:
         """The reasons for its precision, by type parameter if these differ."""
         texts: dict[str, list[str]] = {}
         for param, reason, detail, low in self.verdicts:
-            text = told(reason, "" if detail == self.op else detail, low=low)
+            text = reason_text(reason, "" if detail == self.op else detail, low=low)
             texts.setdefault(text, []).append(param)
         if len(texts) < 2:
             return next(iter(texts), "")
@@ -314,7 +314,7 @@ def _add_plan(nodes: Sequence[NodeRow], places: Places, plan: Plan) -> None:
                 f"{plan.dtype} despite a hazard" if hazard.low else "kept in float32"
             )
             level = Severity.WARNING if hazard.low else Severity.NOTE
-            text = f"{fate}: {told(hazard.reason, hazard.detail)}"
+            text = f"{fate}: {reason_text(hazard.reason, hazard.detail)}"
             if not hazard.low:
                 _name_hazard(nodes[place], hazard)
             nodes[place].say(level, text)

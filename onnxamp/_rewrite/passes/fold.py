@@ -194,7 +194,7 @@ def apply(
     result = draft if graph is draft.graph else Draft.of(graph)
     if ready:
         result = _folded(graph, ready)
-        notes.append(f"Folded {told(ready)}.")
+        notes.append(f"Folded {counted_kinds(ready)}.")
     requested = options.folds and result is not draft
     return PassResult(result, tuple(notes), requested, tuple(refused))
 
@@ -254,7 +254,9 @@ def _upgraded_for(
     wanted = reachable(graph, possible, options.target, ceiling)
     if wanted <= current:
         return graph, [], []
-    needed = told([fold for fold in possible if current < fold.opset <= wanted])
+    needed = counted_kinds(
+        [fold for fold in possible if current < fold.opset <= wanted]
+    )
     note = f"Upgraded from opset {current} to {wanted} to fold {needed}."
     try:
         return upgraded(graph, wanted), [note], []
@@ -337,7 +339,7 @@ def _why_late(
 ) -> str:
     """Return the reason why folds are left, as a sentence."""
     opset = min(fold.opset for fold in late)
-    text = f"{told(late)} {'stays' if len(late) == 1 else 'stay'} decomposed: that needs opset {opset}"
+    text = f"{counted_kinds(late)} {'stays' if len(late) == 1 else 'stay'} decomposed: that needs opset {opset}"
     if ceiling is not None and opset > ceiling:
         return f"{text}, which --opset {'keep' if ceiling == graph.book.opsets[''] else ceiling} rules out."
     if opset > _newest(target):
@@ -349,7 +351,7 @@ def _why_late(
     return f"{text}, where {', '.join(losers)} would lose kernels on {target}."
 
 
-def told(folds: Sequence[Fold]) -> str:
+def counted_kinds(folds: Sequence[Fold]) -> str:
     """Return how many of each kind: "12 LayerNorms and 24 Gelus"."""
     counts = Counter(
         form_table().kinds[fold.kind].called

@@ -20,7 +20,7 @@ class Domain(Enum):
     NEGATIVE = "negative"
 
 
-def in_range(
+def moved_into_range(
     generator: np.random.Generator, feed: npt.NDArray[Any], ends: tuple[float, float]
 ) -> npt.NDArray[Any]:
     """Return numbers of a range in place of others, with their shape and type.

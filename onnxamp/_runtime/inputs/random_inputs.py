@@ -50,7 +50,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import Origin
 from onnxamp._runtime.inputs.completed_uses import completed_uses
-from onnxamp._runtime.inputs.domains import Domain, in_domain, in_range
+from onnxamp._runtime.inputs.domains import Domain, in_domain, moved_into_range
 from onnxamp._runtime.inputs.random_feeds import random_feed, too_large
 from onnxamp._runtime.inputs.random_masks import (
     MASKS,
@@ -150,7 +150,7 @@ class InputMaker(NamedTuple):
         if not isinstance(feed, np.ndarray):
             return feed
         if name in self.ranges:
-            return in_range(generator, feed, self.ranges[name])
+            return moved_into_range(generator, feed, self.ranges[name])
         if name in self.domains:
             return in_domain(generator, feed, self.domains[name])
         return feed

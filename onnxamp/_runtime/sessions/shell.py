@@ -50,7 +50,7 @@ class Shell(NamedTuple):
         tensor = self.weights[name]
         array = read_array(tensor, self.base_dir)
         if raised and tensor.data_type in LOW_ELEMS:
-            return weights.raised(array, tensor.data_type)
+            return weights.in_float32(array, tensor.data_type)
         return array
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
