@@ -38,8 +38,6 @@ from onnxamp._tuning.tune import measured_plan
 _LOG: Final = logging.getLogger("onnxamp")
 _SEARCH: Final = 3 / 4
 """Share of the time limit for the search for nodes; level O1 gets the rest."""
-_FAILS: Final = "fails the final validation"
-"""What is said of a result that passed on its way."""
 _NEEDED: Final = "needed to pass validation"
 """The reason for nodes that the search keeps in float32."""
 _MEASURING: Final = 1 / 2
@@ -89,11 +87,11 @@ def healed(
             conversion = validator.convert(attempt, layers, must_pay=not is_last)
         except RefusedError as error:
             fault = error.fault
-            fallbacks.reasons.append("")
+            fallbacks.outcomes.append(f"{way.what} {way.fails}.")
             continue
         except NotWorthError as error:
             not_worth = error.why
-            fallbacks.reasons.append(not_worth)
+            fallbacks.outcomes.append(f"{way.what} passes, but is not worth it.")
             continue
         cure = replace(
             way.cure,
@@ -197,24 +195,39 @@ def _write_failed(
 
 
 class _Way(NamedTuple):
-    """A conversion to try: its decisions, if already made, the reason, and the level that it falls back to."""
+    """A conversion to try.
 
+    Attributes:
+        what: the subject of a sentence about it.
+        options: its options.
+        cure: what is said of it if it passes.
+        level: the level that it falls back to; "" for that of the original conversion.
+        plan: its decisions, if they are made already.
+        fails: the predicate if it does not pass.
+    """
+
+    what: str
     options: Options
     cure: Cure
     level: str = ""
     plan: Plan | None = None
+    fails: str = "fails the final validation"
 
 
 @dataclass(slots=True)
 class _Fallbacks:
-    """The conversions to try in place of one that failed; ``outcomes`` describe those that did not pass."""
+    """The conversions to try in place of one that failed.
+
+    Attributes:
+        outcomes: sentences about what did not pass, to which the caller adds one for each conversion that it tried.
+        nodes: the nodes that the search kept in float32 at last.
+        trials: the conversions that it tried.
+    """
 
     job: Job
     validator: Validator
     validation: Validation
     refused: RefusedError
-    reasons: list[str] = field(default_factory=list)
-    """For each way that was tried in vain: why it is not worth it; "" if it fails. The caller adds them."""
     recipe: Recipe = field(init=False)
     until: float = field(init=False)
     outcomes: list[str] = field(default_factory=list)
@@ -262,7 +275,7 @@ class _Fallbacks:
             target=options.target,
             opset=options.opset,
         )
-        yield _Way(last, self.outcome(), Level.O0.value)
+        yield _Way("Float32", last, self.outcome(), Level.O0.value)
 
     @property
     def paths(self) -> tuple[str, str]:
@@ -300,17 +313,9 @@ class _Fallbacks:
         self.trials = cure.trials
         if cure.confirmed:
             options = self.recipe.keeping(cure.nodes)
-            yield _Way(options, cure, plan=self.recipe.plan)
-        # Reached only if the caller asks for another way, after this one was refused or there was none.
-        if cure.confirmed:
-            self.outcomes.append(self.in_vain("The fix", _FAILS))
+            yield _Way("The fix", options, cure, plan=self.recipe.plan)
         else:
             self.outcomes.append(cure.outcome)
-
-    def in_vain(self, what: str, fails: str) -> str:
-        """Return a sentence about the last conversion that was tried."""
-        is_worthless = self.reasons and self.reasons[-1]
-        return f"{what} {'passes, but is not worth it' if is_worthless else fails}."
 
     def lower(self) -> Iterator[_Way]:
         """Yield level O1, if there is time."""
@@ -318,8 +323,8 @@ class _Fallbacks:
             options = replace(self.recipe.options, level=Level.O1)
             lower = replace(self.recipe, options=options, plan=None)
             cure = self.outcome("Level O1 passes.", lower.command(*self.paths, ()))
-            yield _Way(options, cure, Level.O1.value)
-            self.outcomes.append(self.in_vain("Level O1", "fails as well"))
+            level = Level.O1.value
+            yield _Way("Level O1", options, cure, level, fails="fails as well")
 
     def measured(self) -> Iterator[_Way]:
         """Yield the result of level auto, if it finds one."""
@@ -352,8 +357,7 @@ class _Fallbacks:
             command = auto.tuning(*self.paths, tolerance, count)
             passes = "Level auto, which measures the error of each op, passes."
             cure = self.outcome(passes, command)
-            yield _Way(plan.options, cure, Level.AUTO.value, plan)
-            self.outcomes.append(self.in_vain("Level auto", _FAILS))
+            yield _Way("Level auto", plan.options, cure, Level.AUTO.value, plan)
         else:
             self.outcomes.append("Level auto finds no result that passes.")
 
