@@ -13,13 +13,13 @@ from onnxamp._base.state import opened
 from onnxamp._cli.common import (
     Given,
     check_dims,
-    check_outputs,
     first_arrays,
     place_of,
     run_options_of,
     show,
     typed_flags,
 )
+from onnxamp._cli.outputs import check_outputs
 from onnxamp._facts.providers import computes_low
 from onnxamp._facts.targets import target_of, targets
 from onnxamp._model.model import Model

@@ -16,7 +16,6 @@ from onnxamp._cli.common import (
     keep_outcome,
     limits_in_its_folder,
     options_of,
-    output_path,
     overridden_by_plan,
     run_options_of,
     sampling_arguments,
@@ -27,6 +26,7 @@ from onnxamp._cli.common import (
     unlike_target,
     validation_options,
 )
+from onnxamp._cli.outputs import output_path
 from onnxamp._convert.plan import Plan, load_plan, strict
 from onnxamp._job import Request, Validation, search_of
 from onnxamp._job.pipeline import convert_to_file

@@ -13,7 +13,6 @@ from onnxamp._base.errors import ArgumentError, printable
 from onnxamp._base.state import opened
 from onnxamp._cli.common import (
     Given,
-    check_outputs,
     place_of,
     run_options_of,
     sampling_arguments,
@@ -22,6 +21,7 @@ from onnxamp._cli.common import (
     typed_flags,
     typed_options,
 )
+from onnxamp._cli.outputs import check_outputs
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
 from onnxamp._model.staging import write_file

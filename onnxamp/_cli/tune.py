@@ -9,13 +9,13 @@ from onnxamp._cli.common import (
     in_its_folder,
     keep_outcome,
     options_of,
-    output_path,
     run_options_of,
     show,
     sink_of,
     tell,
     unlike_target,
 )
+from onnxamp._cli.outputs import output_path
 from onnxamp._job import Request
 from onnxamp._job.pipeline import convert_to_file
 from onnxamp._model.model import Model

@@ -7,15 +7,14 @@ from onnxamp._audit.audit import audit_model
 from onnxamp._base.errors import ArgumentError
 from onnxamp._cli.common import (
     Given,
-    check_outputs,
     custom_arguments,
-    file_of,
     in_its_folder,
     options_of,
     overridden_by_plan,
     show,
     tell,
 )
+from onnxamp._cli.outputs import check_outputs, file_of
 from onnxamp._convert.misspelled import refuse_misspelled
 from onnxamp._convert.plan import load_plan, strict
 from onnxamp._facts.dtypes import low_type

@@ -10,7 +10,8 @@ import click
 import numpy as np
 
 from onnxamp._base.errors import ArgumentError, RuntimeFailure, suggestion
-from onnxamp._cli.common import Given, check_outputs, show
+from onnxamp._cli.common import Given, show
+from onnxamp._cli.outputs import check_outputs
 from onnxamp._facts.dtypes import low_type
 from onnxamp._model.blobs import WeightConverter
 from onnxamp._model.model import INLINE_LIMIT, Model, weight_bytes
