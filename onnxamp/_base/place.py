@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from numbers import Integral
 
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError
 from onnxamp._base.executor import Workers
@@ -28,7 +29,7 @@ class Place:
     cluster: str | None = None
 
     def __post_init__(self) -> None:
-        if self.jobs is not None and not isinstance(self.jobs, int):
+        if self.jobs is not None and not isinstance(self.jobs, Integral):
             raise ArgumentTypeError(
                 f"jobs must be a whole number, not {self.jobs!r:.80}."
             )

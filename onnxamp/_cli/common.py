@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import click
 import numpy as np
@@ -16,6 +16,7 @@ from onnxamp._base.extensions import extensions
 from onnxamp._base.paths import is_remote
 from onnxamp._base.place import Place
 from onnxamp._cli.options import DataOption
+from onnxamp._convert.plan import Plan
 from onnxamp._facts.providers import is_plugin
 from onnxamp._facts.tables import device_of
 from onnxamp._facts.targets import targets
@@ -24,7 +25,7 @@ from onnxamp._job.writing import Sink
 from onnxamp._model.model import Model
 from onnxamp._options.command_line import spelled_fields
 from onnxamp._options.options import Options
-from onnxamp._options.values import Level
+from onnxamp._options.values import Level, is_auto
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.run import Report, RunOptions, silent
 from onnxamp._runtime.sizes import Sizes
@@ -36,6 +37,19 @@ if TYPE_CHECKING:
 
 Given: TypeAlias = SimpleNamespace
 """The arguments and options of a command, by name."""
+
+
+_IN_ANY_CASE: Final = frozenset(
+    (
+        "--no-validate",
+        "--custom-ops-library",
+        "--jobs",
+        "--cluster",
+        "--state",
+        "--retry",
+    )
+)
+"""Options about runs that a command may state whether anything runs or not."""
 
 
 class FolderKind(Protocol):
@@ -155,6 +169,40 @@ def flag_of(name: str) -> str:
     return next(item.opts[0] for item in options if item.name == name)
 
 
+def refuse_idle_options(given: Given, plan: Plan | None, options: Options) -> None:
+    """Check that every option about runs and validation has an effect.
+
+    Raises:
+        ArgumentError: one has none.
+    """
+    if given.accept is not None and not given.validate and given.level != Level.AUTO:
+        raise ArgumentError(
+            "--accept judges the validation, but --no-validate skips it: drop one of the two."
+        )
+    level = given.level if plan is None else plan.level
+    is_free = plan is None
+    is_measured = options.compensates or (
+        is_free and (options.takes_samples or level == Level.AUTO)
+    )
+    if not (given.validate or given.expected_error or is_measured):
+        _check_no_run()
+    is_auto(level, given.tolerance, None, given.metric, validates=given.validate)
+
+
+def _check_no_run() -> None:
+    """Check that no option is about a run, as nothing runs. Some say where a command works in any case.
+
+    Raises:
+        ArgumentError: there is one.
+    """
+    typed = typed_flags("Inputs and runs", "Validation")
+    unused = [flag for flag in typed if flag not in _IN_ANY_CASE]
+    if unused:
+        raise ArgumentError(
+            f"--no-validate runs nothing here, so {', '.join(unused)} would have no effect: drop one or the other."
+        )
+
+
 def target_of_engine(given: Given, target: str) -> str:
     """Return the target of the engine of ``--provider``, unless another one was requested; ``target`` if it has
     none.
@@ -193,7 +241,8 @@ def sampling_arguments(given: Given) -> tuple[str, ...]:
     if given.inputs:
         return "--inputs", str(given.inputs), *judge
     if getattr(given, "prompts", None):
-        judge = ("--prompts", str(given.prompts), *judge)
+        seed = ("--seed", str(given.seed)) if given.seed else ()
+        return "--prompts", str(given.prompts), *seed, *judge
     words = list[str]()
     for name, size in given.dims.items():
         words += "--dim", f"{name}={size}"

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,22 +17,20 @@ from onnxamp._cli.common import (
     limits_in_its_folder,
     options_of,
     overridden_by_plan,
+    refuse_idle_options,
     run_options_of,
     sampling_arguments,
     show,
     sink_of,
     tell,
-    typed_flags,
     unlike_target,
     validation_options,
 )
 from onnxamp._cli.outputs import output_path
-from onnxamp._convert.plan import Plan, load_plan, strict
+from onnxamp._convert.plan import load_plan, strict
 from onnxamp._job import Request, Validation, search_of
 from onnxamp._job.pipeline import convert_to_file
 from onnxamp._model.model import Model
-from onnxamp._options.options import Options
-from onnxamp._options.values import Level, is_auto
 from onnxamp._report.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -48,7 +46,7 @@ def run(given: Given) -> None:
         raise ArgumentError("--retry is for a folder of models.")
     plan = strict(load_plan(given.plan_file)) if given.plan_file else None
     options = plan.options if plan else options_of(given)
-    _refuse_idle_options(given, plan, options)
+    refuse_idle_options(given, plan, options)
     if given.validate and has_runtime():
         from onnxamp._runtime.sessions.session import choose_provider  # noqa: PLC0415 - only what validates runs models
 
@@ -83,43 +81,6 @@ def run(given: Given) -> None:
         report = partial(conversion_report, conversion)
         show(given, report, "convert", partial(conversion_facts, conversion))
     _finish(conversion, quiet=given.quiet)
-
-
-def _refuse_idle_options(given: Given, plan: Plan | None, options: Options) -> None:
-    """Check that every option about runs and validation has an effect.
-
-    Raises:
-        ArgumentError: one has none.
-    """
-    if given.accept is not None and not given.validate and given.level != Level.AUTO:
-        raise ArgumentError(
-            "--accept judges the validation, but --no-validate skips it: drop one of the two."
-        )
-    level = given.level if plan is None else plan.level
-    is_measured = options.takes_samples or (plan is None and level == Level.AUTO)
-    if not (given.validate or given.expected_error or is_measured):
-        _check_no_run()
-    is_auto(level, given.tolerance, None, given.metric, validates=given.validate)
-
-
-def _check_no_run() -> None:
-    """Check that no option is about a run, as nothing runs. Some say where a command works in any case.
-
-    Raises:
-        ArgumentError: there is one.
-    """
-    typed = typed_flags("Inputs and runs", "Validation")
-    unused = [flag for flag in typed if flag not in _IN_ANY_CASE]
-    if unused:
-        raise ArgumentError(
-            f"--no-validate runs nothing here, so {', '.join(unused)} would have no effect: drop one or the other."
-        )
-
-
-_IN_ANY_CASE: Final = frozenset(
-    ("--no-validate", "--custom-ops-library", "--jobs", "--cluster", "--state")
-)
-"""Options about runs that a command may state whether anything runs or not."""
 
 
 def _validation(given: Given, model: Model) -> Validation:

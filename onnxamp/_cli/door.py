@@ -92,8 +92,8 @@ def _shown(error: Exception) -> int:
     is_clicks = isinstance(error, click.ClickException)
     is_usage = isinstance(error, (click.UsageError, ArgumentError, ArgumentTypeError))
     code = _USAGE if is_usage else _TROUBLE.get(words[0] if words else "", 1)
-    # Short options may be joined, as in -vo FILE.
-    is_verbose = any(re.fullmatch("--verbose|-[a-z]*v[a-z]*", word) for word in words)
+    # Short options may be joined, as in -qvo FILE. What follows one that takes a value is its value.
+    is_verbose = any(re.fullmatch("--verbose|-q*v.*", word) for word in words)
     if is_verbose and not is_clicks:
         import traceback  # noqa: PLC0415 - help and completion need none
 

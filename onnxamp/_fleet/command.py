@@ -17,6 +17,7 @@ from onnxamp._cli.common import (
     options_of,
     place_of,
     random_run_options,
+    refuse_idle_options,
     show,
     validation_options,
 )
@@ -47,8 +48,10 @@ def run(given: Given) -> None:
     """
     output = _output_of(given)
     accept = given.accept.name if given.accept else None
+    conversion = options_of(given)
+    refuse_idle_options(given, None, conversion)
     folder_options = FolderOptions(
-        conversion=options_of(given),
+        conversion=conversion,
         external_data=given.external_data,
         shard_bytes=given.shard_bytes,
         data_names=given.data_names,

@@ -40,7 +40,7 @@ from onnxamp._fleet.outcome import (
 )
 from onnxamp._fleet.outputs import check_outputs
 from onnxamp._fleet.package import PART, ship
-from onnxamp._fleet.shared_weights import share_weights
+from onnxamp._fleet.shared_weights import bytes_read_again, share_weights
 from onnxamp._job import Validation
 from onnxamp._model.staging import sweep
 from onnxamp._options.options import OptionKeywords, Options
@@ -240,6 +240,7 @@ def run_folder(
         seconds=time.perf_counter() - start,
         rows=tuple(done[job.name].row for job in jobs),
         shipped=shipped,
+        read_again=bytes_read_again(jobs, done),
     )
     if index is not None:
         write_index(report, index)
@@ -276,9 +277,9 @@ def _share(
 ) -> None:
     """Let results share the weights that their models share, and remember the files that this leaves."""
     converted = [job for job in jobs if not done[job.name].row.has_failed]
-    for job, before, after in share_weights(converted, done, options):
+    for job, size in share_weights(converted, done, options):
         entry = done[job.name]
-        row = replace(entry.row, bytes_before=before, bytes_after=after)
+        row = replace(entry.row, bytes_after=size)
         done[job.name] = replace(entry, row=row, written=written_by(job))
         kept[job.name] = as_data(done[job.name])
 

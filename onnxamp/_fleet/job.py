@@ -168,7 +168,7 @@ def _run(options: FolderOptions, job: ModelJob) -> Entry:
         made_folder(job.search.parent)
     outcome = convert_to_file(_request(options, job, model), sink_of(options, job))
     conversion = outcome.conversion
-    row = _row(job, conversion, outcome.samples)
+    row = _row(job, conversion, outcome.samples, options.conversion.level)
     texts = {one.text for one in unmatched}  # they may match in other models
     warnings = tuple(text for text in row.warnings if text not in texts)
     row = replace(row, warnings=warnings, unmatched=tuple(unmatched))
@@ -278,13 +278,13 @@ def _sampling(
         judge += "--custom-ops-library", path
     if isinstance(inputs, Path):
         return "--inputs", str(inputs), *judge
-    if inputs is not None and options.prompts is not None:
-        judge = ["--prompts", str(options.prompts), *judge]
     words = list[str]()
-    if options.run.count is not None:
-        words += "--samples", str(options.run.count)
     if options.run.seed:
         words += "--seed", str(options.run.seed)
+    if inputs is not None and options.prompts is not None:
+        return "--prompts", str(options.prompts), *words, *judge
+    if options.run.count is not None:
+        words += "--samples", str(options.run.count)
     for name, size in _dims(options, model.proto).items():
         words += "--dim", f"{name}={size}"
     return *words, *judge
@@ -298,16 +298,16 @@ def _hazards(plan: Plan) -> Counter[str]:
 
 
 def _row(
-    job: ModelJob, conversion: Conversion, samples: Samples | None
+    job: ModelJob, conversion: Conversion, samples: Samples | None, level: str
 ) -> ModelOutcome:
-    """Return the outcome for a model that was converted."""
+    """Return the outcome for a model that was converted; ``level`` is the one that was asked for."""
     nodes = conversion.summary.nodes
     plan = conversion.plan
     diff = conversion.validation
     row = ModelOutcome(
         job.name,
         "converted",
-        is_float32=plan.level != Level.O0 and not any(one.low for one in plan.rows),
+        gains_nothing=level != Level.O0 and conversion.is_float32,
         low=nodes.get("low", 0) + nodes.get("mixed", 0),
         nodes=sum(nodes.values()) - nodes.get("no floats", 0),
         casts=conversion.summary.casts_added,

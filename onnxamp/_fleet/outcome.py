@@ -22,13 +22,13 @@ class ModelOutcome:
     Attributes:
         name: path of the model below the folder, with slashes.
         outcome: "converted", "up to date", "failed", or "failed before": then nothing was tried.
-        is_float32: whether nothing was lowered, although the level asks for it.
+        gains_nothing: whether nothing is low precision, although the level asks for it.
         low: number of the result's nodes in low precision, wholly or in part.
         nodes: number of its nodes that compute with floats.
         casts: number of Casts that were added.
         error: worst relative L2 error of a float output; None if nothing was compared.
         seconds: how long it took.
-        bytes_before: bytes of the weights of the model, without those that it shares with models before it.
+        bytes_before: bytes of the weights of the model.
         bytes_after: bytes of the weights of the result, without those that it shares with results before it.
         inputs: description of the inputs on which the models ran.
         message: why it failed, or was not validated.
@@ -47,7 +47,7 @@ class ModelOutcome:
 
     name: str
     outcome: OutcomeName = "failed"
-    is_float32: bool = False
+    gains_nothing: bool = False
     low: int = 0
     nodes: int = 0
     casts: int = 0
@@ -115,6 +115,7 @@ class FolderReport(Shown):
         seconds: how long it took.
         rows: one per model, sorted by name.
         shipped: folders of a known kind.
+        read_again: bytes of weights that several models read from one place, beyond the first of them.
 
     Example:
         >>> import onnxamp, tempfile
@@ -130,6 +131,7 @@ class FolderReport(Shown):
     seconds: float
     rows: tuple[ModelOutcome, ...]
     shipped: tuple[Shipped, ...] = ()
+    read_again: int = 0
 
     @property
     def unmatched(self) -> tuple[Unmatched, ...]:

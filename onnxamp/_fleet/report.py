@@ -33,8 +33,8 @@ def status_of(row: ModelOutcome) -> Status:
         return Status.FAILED
     if row.message:
         return Status.UNKNOWN
-    gains_nothing = bool(row.drawback) or row.is_float32
-    return Status.NO_GAIN if gains_nothing else Status.PASSED
+    is_worse = bool(row.drawback)
+    return Status.NO_GAIN if is_worse or row.gains_nothing else Status.PASSED
 
 
 def batch_report(report: FolderReport) -> Report:
@@ -130,7 +130,7 @@ def _drawbacks(row: ModelOutcome) -> Iterator[str]:
 def result_of(row: ModelOutcome) -> str:
     """Return the outcome of a model as the table says it: a result that is all float32 was not converted."""
     is_new = row.outcome == "converted"
-    return _UNLOWERED if is_new and row.is_float32 else row.outcome
+    return _UNLOWERED if is_new and row.gains_nothing else row.outcome
 
 
 def _next_tokens(row: ModelOutcome) -> Iterator[str]:
@@ -212,7 +212,7 @@ def _verdict(report: FolderReport) -> Headline:
     outcomes = ", ".join(f"{times[name]} {name}" for name in names if times[name])
     unseen = sum(status_of(row) is Status.UNKNOWN for row in report.rows)
     outcomes += f"; {unseen} not validated" if unseen else ""
-    before = sum(row.bytes_before for row in report.rows)
+    before = sum(row.bytes_before for row in report.rows) - report.read_again
     after = sum(row.bytes_after for row in report.rows)
     processes = count(report.jobs, "process")
     effort = f"Weights {size(before)} → {size(after)}; {report.seconds:.1f} s in {processes}."

@@ -37,7 +37,7 @@ def share_weights(
     jobs: Iterable[ModelJob],
     entries: Mapping[str, Entry],
     options: FolderOptions,
-) -> Iterator[tuple[ModelJob, int, int]]:
+) -> Iterator[tuple[ModelJob, int]]:
     """Let results share the weights that their originals share.
 
     Args:
@@ -46,7 +46,7 @@ def share_weights(
         options: how results are written.
 
     Yields:
-        The models, each with the bytes of weights that it shares with no model before it, and the same of its result.
+        The models whose results were written anew, each with the bytes of weights that it shares with no earlier one.
 
     Raises:
         OutputError: a result cannot be written.
@@ -64,12 +64,12 @@ def share_weights(
                 external = len(entries[job.name].written) > 1
                 copied[job.name] = _copied(job, sinks[job.name], external)
         stored: dict[bytes, DataLocation] = {}
-        seen = set[DataLocation]()
         for job in group:
             size = _refer(sinks[job.name], stored)
             if size is None:
-                size = copied.get(job.name, entries[job.name].row.bytes_after)
-            yield job, _bytes_beside(job, seen), size
+                size = copied.get(job.name)
+            if size is not None:
+                yield job, size
         _remove_unused(group)
 
 
@@ -78,13 +78,23 @@ def _is_new(job: ModelJob, entry: Entry) -> bool:
     return entry.row.outcome == "converted" or job.result != job.target
 
 
-def _bytes_beside(job: ModelJob, seen: set[DataLocation]) -> int:
-    """Return the bytes of a model's weights without those at places that models before it read, and add its places."""
-    model = load_model(job.source)
-    places = {place for _, _, place in _placed(model, folder_of(job.source))}
-    shared = sum(place.length for place in places & seen)
-    seen |= places
-    return weight_bytes(model) - shared
+def bytes_read_again(jobs: Iterable[ModelJob], entries: Mapping[str, Entry]) -> int:
+    """Return the bytes of weights that models on this machine read although models before them read them too."""
+    readers: dict[Path, list[ModelJob]] = {}
+    for job in jobs:
+        if not is_remote(job.source):
+            for file in entries[job.name].data_of(job):
+                readers.setdefault(file, []).append(job)
+    shared = {file for file, found in readers.items() if len(found) > 1}
+    again = 0
+    seen = set[DataLocation]()
+    # Models that share no data file need not be read.
+    for source in {job.source for file in shared for job in readers[file]}:
+        placed = _placed(load_model(source), folder_of(source))
+        places = {place for _, _, place in placed}
+        again += sum(place.length for place in places & seen)
+        seen |= places
+    return again
 
 
 def _copied(job: ModelJob, sink: Sink, external: bool) -> int:

@@ -100,6 +100,12 @@ class Conversion(Shown):
     kept_original: bool = False
 
     @property
+    def is_float32(self) -> bool:
+        """Whether no node and no weight is low precision, in the original either."""
+        is_low = any(row.low for row in self.plan.rows)
+        return not is_low and not self.summary.nodes_before.get("low")
+
+    @property
     def fault(self) -> str:
         """Why the result failed its validation and was written under another name; "" if it did not."""
         diff = self.validation

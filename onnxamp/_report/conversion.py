@@ -292,7 +292,7 @@ def _verdict(conversion: Conversion, validation: DiffReport | None) -> Headline:
         more = " more" if conversion.summary.nodes_before.get("low") else ""
         head = f"Nothing{more} was converted"
         why = (_why_nothing(conversion),)
-        if status is Status.PASSED and not more and plan.level != "O0":
+        if status is Status.PASSED and conversion.is_float32 and plan.level != "O0":
             status = Status.NO_GAIN
     else:
         why = (*why, *_why_most(conversion))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 from functools import partial
+from numbers import Integral
 from typing import TYPE_CHECKING, TypeAlias
 
 from onnxamp._base.errors import ArgumentTypeError
@@ -104,7 +105,7 @@ class RunOptions:
     budget: int = BUDGET
 
     def __post_init__(self) -> None:
-        if not isinstance(self.budget, int):
+        if not isinstance(self.budget, Integral):
             raise ArgumentTypeError(
                 f"budget must be a whole number of bytes, not {self.budget!r:.80}."
             )

@@ -138,7 +138,8 @@ def cure_conversion(
         if advice is None:
             advice = other_ways(recipe.options.target, recipe.options.dtype)
         kept = f" with up to {count(len(nodes), 'node')} in float32" if nodes else ""
-        misses = f": trials{kept} miss the limits as well" if report else ""
+        is_tried = report is not None and report is not failed
+        misses = f": trials{kept} miss the limits as well" if is_tried else ""
         text = f"No fix was found{when}{misses}. {advice}".rstrip()
         return Cure("", nodes, text, confirmed=False, trials=search.trials)
     report, nodes = search.fewer(report, nodes)

@@ -297,7 +297,7 @@ def test_a_name_has_to_match_in_one_of_the_models() -> None:
     for name in ("a", "b"):
         text = f"(float[{name},2] X) => (float[{name},2] Y) <float[2,2] w = {{1, 2, 3, 4}}>"
         saved(f"{text} {{ [in_{name}] Y = MatMul (X, w) }}", f"in/{name}.onnx")
-    arguments = ("convert", "in", "-o", "out", "--no-validate", "-q", "--dim", "a=3", "--keep-node")
+    arguments = ("convert", "in", "-o", "out", "-q", "--dim", "a=3", "--keep-node")
     for _ in range(2):
         result = run(*arguments, "in_b")
         assert (result.exit_code, result.stderr) == (0, "")
@@ -396,6 +396,9 @@ def test_what_gains_nothing_has_no_tick() -> None:
     assert any(line.startswith("  ! log.onnx") for line in map(unspaced, lines))
     stored = run("convert", "in", "-o", "stored", "--jobs", "1", "--weights-only").stdout
     assert "2 models: 1 converted, 1 nothing lowered." in stored, "one has weights"
+    low = run("convert", "out", "-o", "low", "--jobs", "1").stdout.splitlines()
+    assert "✔ 2 models: 1 converted, 1 nothing lowered." in low, "what is float16 already has nothing to gain"
+    assert run("convert", "in", "-o", "same", "--jobs", "1", "--level", "O0").stdout.startswith("✔ 2 models: 2 converted.")
 
 
 def unspaced(line: str) -> str:
@@ -649,7 +652,7 @@ WRONG = {
     "plan": (["-o", "out", "--plan", "x.json"], "--plan is for a single model"),
     "saved plan": (["-o", "out", "--save-plan", "x.json"], "--save-plan is for a single model"),
     "pattern": (["-o", "out", "--keep-fp32", "("], "is not a regular expression"),
-    "tolerance": (["-o", "out", "--no-validate", "--tolerance", "0.1"], "tolerance is only for level 'auto'"),
+    "tolerance": (["-o", "out", "--no-validate", "--tolerance", "0.1"], "--tolerance would have no effect"),
     "tolerance that never holds": (["-o", "out", "--tolerance", "-1"], "out of range"),
     "inputs": (["-o", "out", "--inputs", "in/a.onnx"], "are not a folder"),
     "inputs of others": (["-o", "out", "--inputs", "in"], "inputs for a.onnx belong in a.npz"),

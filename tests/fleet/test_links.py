@@ -93,7 +93,7 @@ LINKS: dict[str, Callable[[], None]] = {
 def in_folder(*options: str) -> None:
     """Convert the folder, which must refuse in one sentence and change nothing."""
     before = contents()
-    result = run("convert", "in", "-o", "out", "--no-validate", "--prompts", "prompts.txt", *options)
+    result = run("convert", "in", "-o", "out", "--prompts", "prompts.txt", *options)
     assert refused(result), result.output
     assert contents() == before
 

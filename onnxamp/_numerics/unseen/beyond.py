@@ -84,8 +84,8 @@ def _drawn(
     """Yield random inputs of other kinds than the samples: other sizes, masks and numbers of trips."""
     empty = empty_draw(draw, reference)
     larger = larger_draw(draw, reference)
-    nothing = empty()
-    yield from filter(None, (larger, nothing))
+    emptied = empty()
+    yield from filter(None, (larger, emptied))
     if isinstance(larger, Excursion):
         inputs = larger.samples
         yield from _masks(inputs, inputs.draw or draw, larger.reference)
