@@ -398,7 +398,9 @@ def test_what_gains_nothing_has_no_tick() -> None:
     assert "2 models: 1 converted, 1 nothing lowered." in stored, "one has weights"
     low = run("convert", "out", "-o", "low", "--jobs", "1").stdout.splitlines()
     assert "✔ 2 models: 1 converted, 1 nothing lowered." in low, "what is float16 already has nothing to gain"
-    assert run("convert", "in", "-o", "same", "--jobs", "1", "--level", "O0").stdout.startswith("✔ 2 models: 2 converted.")
+    assert run("convert", "in", "-o", "same", "--jobs", "1", "--level", "O0").stdout.startswith(
+        "✔ 2 models: 2 converted."
+    )
 
 
 def unspaced(line: str) -> str:
