@@ -88,7 +88,8 @@ def _transposed(x: Tensor) -> Tensor:
 def _einsum(call: Call) -> Grads:
     """Return the gradients of the operands: Einsums of the output gradient with the other operands.
 
-    A letter may be broadcast: of size 1 in one operand, and of another size in others.
+    A letter may be broadcast: of size 1 in one operand, and of another size in others. Where that is the first operand
+    with a letter of the result, onnx infers the wrong shape of the result, so no gradient is written.
     """
     equation = call.attribute("equation").replace(" ", "")
     left, _, result = equation.partition("->")
@@ -103,7 +104,6 @@ def _einsum(call: Call) -> Grads:
         )
     broadcast = _broadcast_letters(call, terms)
     for axis, letter in enumerate(result):
-        # onnx infers the size from the first operand alone.
         if letter in broadcast and call.y.known_size(axis) == 1:
             raise call.error(
                 f"has the equation {equation!r}, whose first operand with {letter!r} is broadcast along it: swap operands"

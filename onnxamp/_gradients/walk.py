@@ -63,6 +63,9 @@ Outputs that are not floats also end the path, and need no entry.
 _MOVABLE: Final = FLOAT_ELEMS | {TensorProto.UNDEFINED}
 """Element types of values that may have a gradient: values of unknown type may be floats."""
 
+_SOURCES: Final = {"OneHot": (2,)}
+"""Op -> the inputs that it has gradients for, where others are floats as well. Rules of other ops name theirs."""
+
 _PARTIAL: Final = pointwise.SKIPPED | {"Split"}
 """Ops whose rules do not need the gradient of the first output."""
 
@@ -355,7 +358,10 @@ def find_path(
     Returns:
         The nodes in order, and the values that depend on a wanted value. Complexity: linear.
     """
-    needs = wire(graph).needs
+    needs = dict(wire(graph).needs)
+    for node in graph.nodes_of(_SOURCES):
+        if node.index in needs:
+            needs[node.index] = node.inputs_at(_SOURCES[node.key])
     moved = set(wanted)
     movers = list[Node]()
     for node in (node for node in graph.order if node.index in needs):

@@ -419,9 +419,11 @@ def declared_axes(graph: Graph, node: Node) -> Sequence[int] | None:
 
 
 def reduced_axes(graph: Graph, node: Node, rank: int) -> list[int] | None:
-    """Return the axes of a reduction of a tensor of this rank, none negative; None if they are computed."""
+    """Return the axes of a reduction of a tensor of this rank, none negative; None if they are computed, or none of
+    its axes.
+    """
     given = declared_axes(graph, node)
-    if given is None:
+    if given is None or not all(-rank <= axis < rank for axis in given):
         return None
     is_all = not given and not attribute(node.proto, "noop_with_empty_axes")
     return list(range(rank)) if is_all else [axis % rank for axis in given]

@@ -341,7 +341,10 @@ def entering_values(node: Node, body: Scope) -> dict[int, int]:
 
 
 def leaving_values(node: Node, body: Scope) -> dict[int, int]:
-    """Return position of a node's output -> the value as which its body returns it (ABSENT: Loop's condition)."""
+    """Return position of a node's output -> the value as which its body returns it (ABSENT: Loop's condition).
+
+    They are in the order in which the body returns them.
+    """
     first = ABSENT if node.key == "Loop" else 0
     return dict(enumerate(body.outputs, first))
 

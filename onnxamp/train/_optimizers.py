@@ -145,7 +145,11 @@ class Optimizer(ABC):
             ArgumentError, ArgumentTypeError: a function returned something else.
         """
         if callable(self.learning_rate):
-            return _check(f"learning_rate({step})", self.learning_rate(step))
+            rate: Any = self.learning_rate(step)
+            # Schedules of NumPy and PyTorch return arrays without axes.
+            if getattr(rate, "shape", None) == ():
+                rate = rate.item()
+            return _check(f"learning_rate({step})", rate)
         return float(self.learning_rate)
 
     def decay_of(self, name: str) -> float:

@@ -179,8 +179,9 @@ def all_finite(
             f"inputs must be arrays or a dict of arrays, not {type(inputs).__name__}."
         )
     given = inputs.values() if isinstance(inputs, Mapping) else inputs
-    # An array without axes cannot be iterated.
-    whole = [inputs] if isinstance(inputs, np.ndarray) else given
+    # An array without axes cannot be iterated. One of objects holds arrays.
+    is_one = isinstance(inputs, np.ndarray) and inputs.dtype != object
+    whole = [inputs] if is_one else given
     arrays = [checked_array("inputs", item) for item in whole]
     if wrong := [array for array in arrays if not _is_real(array)]:
         raise ArgumentTypeError(

@@ -7,7 +7,7 @@ import pytest
 from conversions import count
 from graphs.case import add_weights, parse
 from judge_kernels import is_low, typed_nodes
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto, numpy_helper
 from quantized import quantized
 
 import onnxamp
@@ -181,3 +181,17 @@ def test_scales_are_low_but_for_those_of_inputs_and_outputs(tool: str) -> None:
     for name in high(result):
         (node,) = [node for node in result.graph.node if name in node.output]
         assert inputs.intersection(node.input) or name in outputs
+
+
+def test_a_node_that_states_its_type_dequantizes_twice_with_one_scale() -> None:
+    text = """(float[4,8] x) => (float[4,5] y, float[8,5] z) {
+        w = DequantizeLinear <output_dtype = 1> (q, s) y = MatMul (x, w) z = Tan (w) }"""
+    model = parse(text, 23, ir=11)
+    scale = np.float16(0.01)
+    integers = np.arange(40, dtype=np.int8).reshape(8, 5)
+    model.graph.initializer.extend([numpy_helper.from_array(scale, "s"), numpy_helper.from_array(integers, "q")])
+    result = onnxamp.convert_model(model)
+    made = [node for node in result.graph.node if node.op_type == "DequantizeLinear"]
+    assert sorted(node.attribute[0].i for node in made) == [TensorProto.FLOAT, TensorProto.FLOAT16]
+    assert {node.input[1] for node in made} == {"s"}
+    assert onnxamp.diff_models(model, result, provider="cpu").passed

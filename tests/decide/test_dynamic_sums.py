@@ -161,3 +161,10 @@ def test_messages_that_degrees_normalize() -> None:
 @pytest.mark.parametrize("name", BOUNDED)
 def test_sums_that_do_not_grow_are_free(name: str, level: str) -> None:
     assert kept_by(model_of(BOUNDED[name]), level) == set()
+
+
+@pytest.mark.parametrize("axis", [0, -1, 5])
+def test_axes_that_a_tensor_lacks_end_no_conversion(axis: int) -> None:
+    """No runtime takes such a model, and its faults are not for this to find."""
+    text = f"(float X) => (float Y) <int64[1] axes = {{{axis}}}> {{ Y = ReduceSum <keepdims = 0> (X, axes) }}"
+    assert onnxamp.convert_model(parse(text, 18)).graph.node[-1].op_type in ("ReduceSum", "Cast")

@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from gradient_cases import OPSET, Array, Case, central_difference, gradients_of, missing_kernels, one, reference
+from graphs.case import parse
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError, GradientError, OpsetError
@@ -475,3 +476,15 @@ def test_max_pool_without_indices_has_the_same_gradient(
         found.append(run(make_session(made.model), {"x": x})[made.outputs["x"]])
     np.testing.assert_allclose(found[1], found[0], rtol=1e-6)
     assert np.any(found[0])
+
+
+def test_no_gradient_flows_through_the_places_of_one_hot() -> None:
+    """An If that computes them needs no rule."""
+    text = """(float[3] x, bool c, float[2] values) => (float loss) <float depth = {4}> {
+        i = If (c) <then_branch = a () => (float[3] s) { s = Abs (x) },
+                    else_branch = b () => (float[3] t) { t = Neg (x) }>
+        hit = OneHot (i, depth, values) y = MatMul (x, hit) q = Mul (y, y) loss = ReduceSum <keepdims = 0> (q) }"""
+    found = add_gradients(parse(text, 18), "loss", ["x"])
+    feeds = {"x": np.float32([0, 1, 2]), "c": np.array(True), "values": np.float32([0, 1])}
+    result = run(make_session(found.model), feeds)
+    assert result[found.outputs["x"]].tolist() == [0, 2, 4]

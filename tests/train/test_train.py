@@ -806,3 +806,17 @@ def test_the_first_step_of_adam_is_the_rate() -> None:
     network = build_train_network(model, optimizer, "MSELoss")
     network.step({"x": np.ones((3, 2), np.float32), "label": np.zeros((3, 2), np.float32)})
     np.testing.assert_allclose(network.state()["w"], 0.5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "rate", [np.float32(0.1), np.array(0.1), np.where(True, 0.1, 0.2)], ids=["number", "array", "where"]
+)
+def test_rates_of_schedules_are_numbers_in_any_form(rate: object) -> None:
+    assert SGD(lambda _: rate).rate(0) == pytest.approx(0.1)
+
+
+def test_arrays_of_arrays_are_looked_at_one_by_one() -> None:
+    ragged = np.array([np.ones(2, np.float32), np.ones(3, np.float32)], dtype=object)
+    assert all_finite(ragged)
+    assert all_finite(np.array(1.0))
+    assert not all_finite(np.array([np.ones(2), np.float32([np.inf])], dtype=object))

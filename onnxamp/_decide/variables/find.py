@@ -278,7 +278,7 @@ class _Finder:
         if tied := self.facts.tied_parameters.get(node.key):
             named = zip(layout.params, own, strict=True)
             self.variables.join([one for param, one in named if param in tied])
-        # A place in the layout is the number of a parameter; HIGH and NONE count from the end.
+        # A place in the layout is the number of a parameter; HIGH, LOW and NONE are negative, and count from the end.
         places = (*own, NONE, LOW, HIGH)
         consumed = self.consumed[index]
         for port, place in enumerate(layout.inputs):

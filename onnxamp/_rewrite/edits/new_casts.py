@@ -96,10 +96,13 @@ def _dequantize(
     index = problem.graph.values[version.value].producer
     node = problem.graph.nodes[index]
     is_low = decision.is_low(problem.ports.produced[node.outputs[0]])
+    scale = node.proto.input[1]
+    # The type of the scale is that of the result, and this node has the other one, unless an attribute states it.
+    if node.inputs[1] in names.of:
+        scale = names.of[node.inputs[1]][not is_low]
     return NewDequantize(
         node=index,
-        # The type of the scale is that of the result, and this node has the other one.
-        scale=names.of[node.inputs[1]][not is_low],
+        scale=scale,
         target=version.name,
         name=new.fresh(f"{version.name}/{node.proto.op_type}"),
         elem=TensorProto.FLOAT if is_low else problem.options.low.elem,
