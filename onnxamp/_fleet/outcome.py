@@ -22,7 +22,6 @@ class ModelOutcome:
     Attributes:
         name: path of the model below the folder, with slashes.
         outcome: "converted", "up to date", "failed", or "failed before": then nothing was tried.
-        gains_nothing: whether nothing is low precision, although the level asks for it.
         low: number of the result's nodes in low precision, wholly or in part.
         nodes: number of its nodes that compute with floats.
         casts: number of Casts that were added.
@@ -39,6 +38,7 @@ class ModelOutcome:
         warnings: sentences about options that cannot be followed.
         notes: sentences about other changes, such as upgrades.
         drawback: what is worse than in the original, in a clause; "" if nothing is.
+        gains_nothing: whether nothing is low precision, although the level asks for it.
         unmatched: names in options that match nothing in this model; None if it was not measured.
         outputs: differences of the outputs that are logits.
         tokens, perplexity: of a decoder that ran on texts, as in :class:`onnxamp._numerics.results.DiffReport`.
@@ -47,7 +47,6 @@ class ModelOutcome:
 
     name: str
     outcome: OutcomeName = "failed"
-    gains_nothing: bool = False
     low: int = 0
     nodes: int = 0
     casts: int = 0
@@ -64,6 +63,7 @@ class ModelOutcome:
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     drawback: str = ""
+    gains_nothing: bool = False
     unmatched: tuple[Unmatched, ...] | None = None
     outputs: tuple[TensorDiff, ...] = ()
     tokens: tuple[Parting, ...] = ()

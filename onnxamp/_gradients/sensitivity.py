@@ -70,6 +70,8 @@ _TOGETHER: Final = 4
 class SensitivityProbe(Probe[Sensitivities]):
     """Measuring the sensitivities of a model of opset :data:`~onnxamp._gradients.writer.MIN_OPSET` or later."""
 
+    has_steps = False
+
     model: SentModel
     engine: Engine
     low: Format

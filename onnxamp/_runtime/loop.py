@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 from onnxamp._base.errors import ArgumentError, OnnxAmpError, RuntimeFailure
 from onnxamp._base.executor import Crash, Memory, Workers, run_in_order
@@ -147,6 +147,7 @@ def in_groups(
     def measured(
         items: Iterator[SentSample], told: Told
     ) -> Iterator[T | RuntimeFailure]:
+        del told
         while group := list(islice(items, size)):
             feeds = {
                 item.number: check_inputs(model.proto, item.read()) for item in group
@@ -154,7 +155,6 @@ def in_groups(
             done = 0
             try:
                 for result in measure(feeds):
-                    told(group[done].number)(1, 1)
                     done += 1
                     yield result
             except RuntimeFailure as failure:
@@ -165,7 +165,13 @@ def in_groups(
 
 
 class Probe(ABC, Generic[T]):
-    """A measurement of each sample. It goes to worker processes, so it has to be picklable."""
+    """A measurement of each sample. It goes to worker processes, so it has to be picklable.
+
+    Attributes:
+        has_steps: whether measuring a sample reports its own progress; if not, the loop reports finished samples.
+    """
+
+    has_steps: ClassVar[bool] = True
 
     @abstractmethod
     def open(self, memory: Memory) -> Opened[T]:
@@ -363,6 +369,10 @@ class _Round(Generic[T]):
             opened.measure(chain([first], missing), self._told)
         ):
             self._done(position, result)
+            if self.activity and not self.probe.has_steps:
+                self.run.report(
+                    self.activity, self.given[position] + 1, self.run.samples.expected
+                )
             yield result
 
     def handed_to(self, workers: Workers) -> Generator[T | RuntimeFailure | Crash]:

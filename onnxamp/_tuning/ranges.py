@@ -202,6 +202,8 @@ class Magnitudes:
 class RangeProbe(Probe[Magnitudes]):
     """Measuring how large the values of a float32 model become."""
 
+    has_steps = False
+
     model: SentModel
     engine: Engine
 
@@ -220,7 +222,6 @@ class RangeProbe(Probe[Magnitudes]):
             for name, value in observed_values(executor, feeds, names):
                 if value.is_tensor() and value.data_type() == FLOAT:
                     largest[name] = measured(value, value).reference_max
-            item.progress(1, 1)
             return Magnitudes(largest)
 
         return Opened(session.prepare_sample, one_by_one(measure))

@@ -221,6 +221,8 @@ class ErrorProbe(Probe[float]):
         key: identifies the original and how it runs.
     """
 
+    has_steps = False
+
     key: str
     original: SentModel
     result: SentModel
