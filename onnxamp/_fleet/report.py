@@ -33,8 +33,9 @@ def status_of(row: ModelOutcome) -> Status:
         return Status.FAILED
     if row.message:
         return Status.UNKNOWN
-    is_worse = bool(row.drawback)
-    return Status.NO_GAIN if is_worse or row.gains_nothing else Status.PASSED
+    if row.drawback or row.gains_nothing:
+        return Status.NO_GAIN
+    return Status.PASSED
 
 
 def batch_report(report: FolderReport) -> Report:
