@@ -14,9 +14,13 @@ from typing import Final
 from onnxamp._base.records import record
 from onnxamp._base.words import count
 from onnxamp._convert.analysis import Analysis, analyze
+from onnxamp._decide.builder import builder_of
 from onnxamp._decide.kinds import Harm, kinds
+from onnxamp._decide.variables.ports import HIGH, LOW, NONE
+from onnxamp._decide.variables.signature import unfit_defaults
 from onnxamp._decide.verdicts import Basis, Reason, title_of
-from onnxamp._graph.view import ABSENT
+from onnxamp._facts.dtypes import FLOAT, holds_float
+from onnxamp._graph.view import ABSENT, Origin
 from onnxamp._options.lists import preset
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
@@ -110,11 +114,68 @@ def _of_wishes(counts: "_CastCounts") -> Iterator[Cause]:
         yield counts.changing(Reason.RULE.value, without, ruled, advice)
     if options.keep_io_types is not False:
         reason = SIGNATURE if options.keep_io_types is True else SOME
-        without = replace(options, keep_io_types=False)
         advice = "--io-types low lowers them as well"
-        signature = counts.changing(reason, without, set(), advice)
-        if signature.casts:
-            yield signature
+        casts = _casts_of_signature(counts.analysis)
+        if casts is None:
+            without = replace(options, keep_io_types=False)
+            casts = counts.changing(reason, without, set(), advice).casts
+        if casts:
+            yield Cause(reason=reason, ops={}, casts=casts, advice=advice)
+
+
+def _casts_of_signature(analysis: Analysis) -> int | None:
+    """Return the Casts that the types of inputs and outputs cost; None if only another solution tells.
+
+    Where all neighbors of an input or output are low, or pinned to float32, no decision gains more than this one if
+    the input or output becomes low. So it stays the best, and only Casts beside inputs and outputs come and go.
+    """
+    graph = analysis.graph
+    options = analysis.options
+    main = graph.scopes[0]
+    ends = dict.fromkeys((*main.inputs, *main.outputs))
+    floats = [value for value in ends if holds_float(graph.types[value])]
+    # Most of these stay in float32, or make their neighbors low.
+    uncast = builder_of(graph, options.target).uncast_values()
+    special = uncast | graph.ask(unfit_defaults, options.low).keys()
+    if options.keep_io_types is not True or not special.isdisjoint(floats):
+        return None
+    saved = 0
+    for value in floats:
+        beside = _settled_beside(analysis, value)
+        if beside is None:
+            return None
+        saved += int(True in beside) - int(False in beside)
+    return max(0, saved)
+
+
+def _settled_beside(analysis: Analysis, value: int) -> AbstractSet[bool] | None:
+    """Return whether the neighbors of an input or output are low; None if its type may change these decisions.
+
+    It is also None where no new Cast stands between both: beside a constant, an original Cast, or a node that can
+    dequantize in both precisions.
+    """
+    graph = analysis.graph
+    ports = analysis.ports
+    named = graph.values[value]
+    nodes = {named.producer, *(node for node, _ in graph.uses[value])}
+    has_cast = graph.types[value] == FLOAT and value not in ports.free
+    if not has_cast or not nodes.isdisjoint(analysis.problem.twofold):
+        return None
+    beside = set[bool]()
+    neighbors = {ports.consumed[node][port] for node, port in graph.uses[value]}
+    for scope, position in graph.results[value]:
+        if scope != 0:
+            neighbors.add(ports.returned.get((scope, position), NONE))
+    if named.origin is Origin.NODE:
+        neighbors.add(ports.produced[value])
+    for variable in neighbors:
+        is_low = analysis.decision.is_low(variable)
+        pin = analysis.pins.verdicts.get(ports.root(variable))
+        is_pinned = variable == HIGH or (pin is not None and not pin.low)
+        if variable in (NONE, LOW) or not (is_low or is_pinned):
+            return None
+        beside.add(is_low)
+    return beside
 
 
 class _CastCounts:

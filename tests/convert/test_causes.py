@@ -8,6 +8,7 @@ import commands
 import onnx
 import pytest
 from graphs.case import add_weights, parse
+from onnx import helper
 
 import onnxamp
 from onnxamp._convert.causes import Cause
@@ -50,6 +51,19 @@ def test_a_list_of_the_user_is_the_users_own(source: Path) -> None:
 def test_inputs_and_outputs_cost_what_low_ones_save(source: Path, black: list[str]) -> None:
     found = causes(source, black_list=black)["inputs and outputs", "--io-types low lowers them as well"]
     assert found.casts == casts(source, black_list=black) - casts(source, black_list=black, keep_io_types=False) == 2
+
+
+def test_inputs_and_outputs_cost_what_follows_from_them(tmp_path: Path) -> None:
+    """A cache stays in float32 where its inputs and outputs do: low ones lower the Concat between them as well."""
+    cache = """(float[4,64] X, float[4,64] past) => (float[4,64] Y, float[8,64] present) {
+        h = MatMul (X, w) present = Concat <axis = 0> (past, h) s = Slice (present, from, to) Y = MatMul (s, w)
+    }"""
+    model = parse(cache, 17)
+    model.graph.initializer.extend([helper.make_tensor(name, 7, [1], [at]) for name, at in (("from", 4), ("to", 8))])
+    source = tmp_path / "cache.onnx"
+    onnx.save(add_weights(model, {"w": (64, 64)}), source)
+    found = causes(source)["inputs and outputs", "--io-types low lowers them as well"]
+    assert found.casts == casts(source) - casts(source, keep_io_types=False) == 4
 
 
 def test_missing_kernels_and_overrides_are_told(source: Path) -> None:
