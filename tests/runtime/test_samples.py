@@ -647,6 +647,19 @@ def test_a_low_precision_sample_may_hold_nan():
     assert onnxamp.diff_models(model, model, {"x": given}).outputs
 
 
+@pytest.mark.parametrize("name", ["inputs", "x.json"])
+def test_relative_paths_mean_the_folder_in_which_they_were_given(tmp_path, monkeypatch, name):
+    """A script may go to another folder before the samples are read."""
+    monkeypatch.chdir(tmp_path)
+    Path("inputs").mkdir()
+    np.savez("inputs/1.npz", x=[1.5])
+    Path("x.json").write_text('[{"x": [1.5]}, {"x": [2.5]}]')
+    samples = load_samples(name)
+    assert samples.description.endswith(f" of {name}")
+    monkeypatch.chdir("inputs")
+    assert samples[0]["x"] == 1.5
+
+
 def test_hidden_files_are_no_samples(tmp_path):
     np.savez(tmp_path / "1.npz", x=np.ones(2, np.float32))
     (tmp_path / "._1.npz").write_bytes(b"of another system")

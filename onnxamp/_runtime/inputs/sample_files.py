@@ -17,7 +17,7 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -89,7 +89,11 @@ class FileSample(dict[str, Any]):
 
 
 def quoted(path: Path) -> str:
-    """Return a path for messages: names with control characters are quoted."""
+    """Return a path for messages, as seen from the working folder: names with control characters are quoted."""
+    with suppress(
+        ValueError, OSError
+    ):  # it lies elsewhere, or there is no such folder
+        path = path.relative_to(Path.cwd())
     text = str(path)
     return text if text.isprintable() else repr(text)
 

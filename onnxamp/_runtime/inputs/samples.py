@@ -326,13 +326,15 @@ def load_samples(path: str | PathLike[str]) -> Samples:
         )
     path = as_path(path)
     try:
-        readers = folder_readers(path) if path.is_dir() else file_readers(path)
+        # Samples are read later, when the working folder may be another.
+        place = path if is_remote(path) else path.absolute()
+        readers = folder_readers(place) if place.is_dir() else file_readers(place)
     except (OSError, ValueError) as error:
         if isinstance(error, ArgumentError):
             raise
         raise cannot_read(f"inputs from {quoted(path)}", error) from error
     if not is_remote(path):
-        files = {reader.args[0].absolute() for reader in readers}
+        files = {reader.args[0] for reader in readers}
         note_sources({file: FileStamp.of(file.stat()) for file in files})
     return Samples(f"{words.count(len(readers), 'sample')} of {quoted(path)}", readers)
 
