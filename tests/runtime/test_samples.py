@@ -691,3 +691,10 @@ def test_whole_numbers_in_json_are_floats_where_the_model_takes_floats(tmp_path)
     other = parse("(float[2] x, int64[1] n) => (float[2] y) { f = Cast <to = 1> (n) y = Add (x, f) }")
     with pytest.raises(ArgumentError, match="must be float32, not int64"):
         onnxamp.diff_models(model, other, {"x": np.array([1, 2]), "n": np.array([3])})
+
+
+def test_fractions_in_json_keep_the_digits_that_the_model_takes(tmp_path):
+    (sample,) = load_samples(write(tmp_path / "x.json", [{"x": [0.1, 1e-30]}]))
+    for kind, dtype in (("double", np.float64), ("float", np.float32)):
+        model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> g ({kind}[2] x) => () {{}}')
+        assert check_inputs(model, sample)["x"].tolist() == np.array([0.1, 1e-30], dtype).tolist()

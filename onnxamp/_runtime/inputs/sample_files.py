@@ -30,7 +30,7 @@ from onnxamp._base.errors import ArgumentError, MissingFileError, OutputError
 from onnxamp._base.paths import cannot_read, near_file, reason_of
 from onnxamp._base.signals import when_gone
 from onnxamp._base.temporary import temporary_path
-from onnxamp._runtime.sessions.values import WholeNumbers
+from onnxamp._runtime.sessions.values import Fractions, WholeNumbers
 
 if TYPE_CHECKING:
     from onnxamp._runtime.sessions.values import Feed, Feeds
@@ -228,7 +228,8 @@ def _json_failures(path: Path) -> Iterator[None]:
 def read_json(path: Path, span: Span, number: int = 0) -> dict[str, Array]:
     """Return one sample of a JSON file, by name; ``number`` counts them from 1.
 
-    Whole numbers become int64, other numbers float32 (float64 where that would overflow), truth values bool.
+    Whole numbers become int64, other numbers float32 (float64 where that would overflow), truth values bool. Models
+    that take doubles get all digits of the text.
 
     Raises:
         ArgumentError: it is not a sample, or one of its arrays cannot be read.
@@ -298,7 +299,7 @@ def _encoded(content: Mapping[str, Any]) -> Array:
 
 
 def _listed(content: Any) -> Array:
-    """Return nested lists as an array, with float32 for fractions, which most models take.
+    """Return nested lists as an array, with float32 for fractions, which most models take, and their doubles.
 
     Numbers that only float64 holds stay float64.
     """
@@ -312,7 +313,8 @@ def _listed(content: Any) -> Array:
     if array.dtype.kind != "f":
         return array.view(WholeNumbers) if array.dtype.kind in "iu" else array
     with np.errstate(over="ignore"):
-        single = array.astype(np.float32)
+        single = array.astype(np.float32).view(Fractions)
+    single.doubles = array
     return single if np.array_equal(np.isinf(single), np.isinf(array)) else array
 
 

@@ -431,7 +431,19 @@ class WholeNumbers(np.ndarray[Any, Any]):
     """Numbers without fractions from a text, which does not say whether they are integers."""
 
 
+class Fractions(np.ndarray[Any, Any]):
+    """Numbers of a text in float32. The text does not say whether they are doubles.
+
+    Attributes:
+        doubles: the same numbers with all digits; views have none.
+    """
+
+    doubles: Array
+
+
 def _cast(name: str, feed: Array, wanted: "np.dtype[Any]") -> Array:
+    if wanted == np.float64:
+        feed = getattr(feed, "doubles", feed)
     if feed.dtype.kind in "USO" and wanted.kind == "O":
         return _as_text(name, feed)
     if feed.dtype == wanted:
