@@ -67,6 +67,15 @@ def test_an_error_that_no_random_input_shows_is_found_and_healed(kind):
     assert converted(model, "--stress", "0")["validation"]["cure"] is None
 
 
+def test_a_search_does_not_begin_with_silence():
+    model = network(*FLAWED["near"])
+    samples = [dict(sample) for sample in onnxamp.random_samples(model, 3, seed=1)]
+    Path("inputs").mkdir()
+    for number, sample in enumerate([{"x": np.zeros((1, WIDTH), np.float32)}, *samples]):
+        np.savez(f"inputs/{number}.npz", **sample)
+    assert "made to be hard" in converted(model, "--inputs", "inputs")["validation"]["cure"]["failure"]
+
+
 def test_what_was_found_is_told_where_it_is_no_fault():
     model = network(PLAIN)
     sought = converted(model)["validation"]["sought"]

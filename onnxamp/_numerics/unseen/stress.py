@@ -155,7 +155,10 @@ class Stress(NamedTuple):
         """
         reference = pair.reference.model
         given = _given(reference, samples)
-        movable = signals(given[0], self._movable(_ranges(given)), self.low)
+        ranges = self._movable(_ranges(given))
+        # A recording may begin with silence, from which no search leads anywhere.
+        given.sort(key=lambda one: -len(signals(one, ranges, self.low)))
+        movable = signals(given[0], ranges, self.low)
         # Weights that do not stay in memory would be read in each run.
         if not movable or reference.stock.size > pair.reference.budget:
             return None
