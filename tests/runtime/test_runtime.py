@@ -267,6 +267,19 @@ class TestRandomInputs:
         assert (np.abs(factors - 1) <= 0.5).all()
         assert len(set(factors.tolist())) == 4
 
+    def test_names_tell_sizes_of_images_timesteps_and_padding(self):
+        model = graph(
+            "float[N, 3, 32, 64] images, int64[N, 2] orig_target_sizes, float[N, 2] im_shape, int64[N] timestep,"
+            "bool[N, 8] src_key_padding_mask", "float[N, 3, 32, 64] y", "y = Neg(images)",
+        )  # fmt: skip
+        found = random_inputs(model, dims={"N": 16})
+        for name in ("orig_target_sizes", "im_shape"):
+            assert (found[name] == [32, 64]).all()
+        assert 500 < found["timestep"].max() < 1000
+        padded = found["src_key_padding_mask"]
+        assert padded.any()
+        assert not padded.all(axis=1).any()  # PyTorch masks where it is True
+
     def test_dimensions(self):
         model = graph(
             "float[batch, 3, h, w] x, float[2, batch, k] state, float[seq] flat, float[h] row, float s,"

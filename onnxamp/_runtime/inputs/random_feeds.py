@@ -18,6 +18,9 @@ _MOST_BYTES: Final = 16 << 30
 """Larger inputs are not generated, because such a shape must be a mistake."""
 
 
+_TIMESTEPS: Final = 1000
+
+
 def random_feed(
     generator: np.random.Generator,
     name: str,
@@ -77,6 +80,8 @@ def _tensor(
         numbers = np.full(shape, use.bound or 1)
     elif use.role is Role.FACTOR:
         numbers = generator.uniform(0.5, 1.5, shape)
+    elif use.role is Role.TIMESTEP:
+        numbers = generator.integers(0, _TIMESTEPS, shape)
     elif use.role is Role.SIZE:
         numbers = generator.integers(1, 5, shape)
     # Integers of less than a byte are ml_dtypes', which are of NumPy's kind V.

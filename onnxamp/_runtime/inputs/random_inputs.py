@@ -11,11 +11,13 @@ masks (by name, ``1 - x``, Cast to     per row (last axis) one or more ones, the
 bool, attention masks)                 has ones alone, and the third zeros alone, unless a constant of the model is
                                        infinite, or rows are those of sequences; ones alone in a decoder with caches,
                                        which counts its tokens by them
+``key_padding_mask``                   the same rows, with True for zeros
 masks that are added to scores         the same rows with 0 for ones, and the lowest number of float32, or of a
                                        narrower type, for zeros
 ``use_cache_branch``                   whether caches hold something
 grids (by name)                        1 frame, and rows and columns that the patches fill
 sizes of images (by name)              height and width of the images
+timesteps (by name)                    uniform in 0..999
 lengths (by name)                      the size of the first open dimension that is no leading one, or 1
 factors (by name: scales, speeds)      uniform between 1/2 and 3/2
 sizes (Reshape, Expand, Range,         uniform in 1..4

@@ -10,7 +10,7 @@ from onnx import helper
 from onnxamp._facts.dtypes import FLOAT32_MAX, FORMATS
 from onnxamp._runtime.inputs.roles import Role, Use
 
-MASKS: Final = frozenset({Role.MASK, Role.ADDED, Role.SUBTRACTED})
+MASKS: Final = frozenset({Role.MASK, Role.PADDING, Role.ADDED, Role.SUBTRACTED})
 """Roles of inputs that tell which elements count."""
 
 _ROWS: Final = 3
@@ -40,7 +40,8 @@ def tells_padding(shape: tuple[int, ...], use: Use) -> bool:
 
     It has a row for each sequence, none of which is empty. A mask with a row for each query may leave nothing to some.
     """
-    return use.role is Role.MASK and len(shape) == 2 and shape[0] != shape[1]
+    is_mask = use.role in (Role.MASK, Role.PADDING)
+    return is_mask and len(shape) == 2 and shape[0] != shape[1]
 
 
 def lacks_rows(shape: tuple[int, ...], use: Use, *, keeps: bool) -> bool:
@@ -54,6 +55,8 @@ def mask_numbers(
     """Return the numbers of a mask that tells which elements count."""
     if use.role is Role.MASK:
         return kept.astype(dtype)
+    if use.role is Role.PADDING:
+        return ~kept.astype(np.bool_)
     sign = 1 if use.role is Role.ADDED else -1
     return np.where(kept, 0.0, sign * _lowest(dtype)).astype(dtype)
 

@@ -22,6 +22,7 @@ class Role(Enum):
     PLAIN = "nothing that the graph tells"
     INDEX = "rows of a table"
     MASK = "which elements count"
+    PADDING = "which elements do not count"
     ADDED = "a mask that is added to scores"
     SUBTRACTED = "a mask that is subtracted from scores"
     SIZE = "a size, a shape, a number of rounds or a divisor"
@@ -31,6 +32,7 @@ class Role(Enum):
     FACTOR = "a factor, such as a speed"
     GRID = "frames, rows and columns of patches"
     EXTENT = "heights and widths of images"
+    TIMESTEP = "steps of a diffusion"
 
 
 class Use(NamedTuple):
@@ -54,7 +56,14 @@ class Use(NamedTuple):
 _NAMES: Final = (
     (Role.CACHED, "bool", re.compile("^use_cache_branch$")),
     (Role.GRID, "int", GRID),
-    (Role.EXTENT, "int", re.compile("image_sizes$")),
+    # orig_target_sizes: as RT-DETR and D-FINE export it (tools/deployment/export_onnx.py).
+    (Role.EXTENT, "int", re.compile("(image|target)_sizes$")),
+    # im_shape: PaddleDetection (deploy/EXPORT_MODEL.md); image_shape: YOLOv3 of the ONNX Model Zoo.
+    (Role.EXTENT, "float", re.compile("^im(age)?_shape$")),
+    # Diffusers' schedulers count to num_train_timesteps, which is 1000.
+    (Role.TIMESTEP, "int", re.compile("^timesteps?$")),
+    # torch.nn.MultiheadAttention ignores keys where it is True.
+    (Role.PADDING, "bool", re.compile("key_padding_mask$")),
     (Role.MASK, "", re.compile("mask")),
     (Role.POSITION, "", re.compile("position")),
     (
