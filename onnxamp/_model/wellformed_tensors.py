@@ -105,7 +105,8 @@ def check_sparse(sparse: SparseTensorProto) -> None:
     for tensor in (sparse.values, sparse.indices):
         if tensor.data_location == TensorProto.EXTERNAL:
             raise ModelError(
-                f"{what} is stored outside the model file: no runtime reads that."
+                f"{what} is stored outside the model file, where onnxamp reads only dense weights: load it first"
+                " (onnx.external_data_helper.load_external_data_for_tensor), and save the model again."
             )
         check_tensor(tensor, what)
     if min(sparse.dims, default=0) < 0 or len(sparse.values.dims) != 1:

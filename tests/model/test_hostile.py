@@ -297,6 +297,12 @@ def spoilt(field: str) -> Callable[[ModelProto], None]:
     return change
 
 
+def sparse_outside(model: ModelProto) -> None:
+    sparse = model.graph.sparse_initializer.add(dims=[4])
+    sparse.values.MergeFrom(TensorProto(name="s", data_type=TensorProto.FLOAT, dims=[2]))
+    sparse.values.data_location = TensorProto.EXTERNAL
+
+
 LOOP = """(int64 M, float[2] X) => (float[2] Y) <bool go = {1}> {
     Y = Loop (M, go, X) <body = b (int64 i, bool c, float[2] p) => (bool d, float[2] q) {
         d = Identity (c) q = Neg (p) }> }"""
@@ -319,6 +325,7 @@ LIES = {
     "no element type": (weight(data_type=0), "element type 0"),
     "unknown element type": (weight(data_type=99), "element type 99"),
     "segment": (weight(raw_data=bytes(16), segment=TensorProto.Segment(begin=0, end=9)), "segment"),
+    "sparse weight outside": (sparse_outside, "'s' is stored outside the model file.*load it first"),
     "declared unknown": (other("graph.input.0.type.tensor_type", elem_type=99), "element type 99"),
     "no type": (lambda m: m.graph.input[0].ClearField("type"), "'X' has no type"),
     "no element type of an input": (other("graph.input.0.type.tensor_type", elem_type=0), "'X' has no type"),
