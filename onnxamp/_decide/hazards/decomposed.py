@@ -1,5 +1,6 @@
 """Decomposed ops, whose inner values leave the range that inputs and results have."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from math import sqrt
 from typing import Final
@@ -141,10 +142,15 @@ def _is_quotient(node: Node, large: set[int], inverse: set[int]) -> bool:
 
 def _between(graph: Graph, end: Node, values: set[int]) -> set[int]:
     """Return a node and the nodes before it that compute some values."""
+    # Nearly always, there are few values, and a Concat may have thousands of inputs.
+    read = defaultdict[int, list[int]](list)
+    for value in values:
+        for reader, _ in graph.consumers(value):
+            read[reader.index].append(value)
     found = {end.index}
     stack = [end]
     while stack:
-        for value in values.intersection(stack.pop().inputs):
+        for value in read[stack.pop().index]:
             maker = graph.producer(value)
             if maker is not None and maker.index not in found:
                 found.add(maker.index)
