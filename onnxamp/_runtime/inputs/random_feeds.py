@@ -17,8 +17,8 @@ from onnxamp._runtime.sessions.values import Feed
 _MOST_BYTES: Final = 16 << 30
 """Larger inputs are not generated, because such a shape must be a mistake."""
 
-
 _TIMESTEPS: Final = 1000
+"""Steps of a diffusion model, as most are trained."""
 
 
 def random_feed(

@@ -90,9 +90,8 @@ class FileSample(dict[str, Any]):
 
 def quoted(path: Path) -> str:
     """Return a path for messages, as seen from the working folder: names with control characters are quoted."""
-    with suppress(
-        ValueError, OSError
-    ):  # it lies elsewhere, or there is no such folder
+    # It may lie elsewhere, and the working folder may be gone.
+    with suppress(ValueError, OSError):
         path = path.relative_to(Path.cwd())
     text = str(path)
     return text if text.isprintable() else repr(text)
