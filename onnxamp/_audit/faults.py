@@ -166,13 +166,13 @@ def _fault(graph: Graph, node: Node, text: str) -> Finding:
 
 def _same_names(graph: Graph) -> Iterator[Finding]:
     """Yield nodes of one graph that share a name; empty names do not count."""
-    taken = set[tuple[int, str]]()
+    seen = set[tuple[int, str]]()
     for node in graph.nodes:
-        if node.proto.name and (node.scope, node.proto.name) in taken:
+        if node.proto.name and (node.scope, node.proto.name) in seen:
             text = "another node of the same graph has the same name: ONNX Runtime refuses the model"
             action = "Rename one of them, or remove its name."
             yield finding(node, "error", "schema", text, action)
-        taken.add((node.scope, node.proto.name))
+        seen.add((node.scope, node.proto.name))
 
 
 def import_faults(model: ModelProto, graph: Graph | None) -> list[Finding]:

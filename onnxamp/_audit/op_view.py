@@ -206,10 +206,10 @@ def _low_kernels(name: str, version: str, op: str) -> str:
     table = kernel_table(provider).get(op, ())
     spans = defaultdict[str, list[_Span]](list)
     for row in sorted(table, key=lambda row: row.since):
-        taken = set[str]().union(*row.types.values())
+        accepted = set[str]().union(*row.types.values())
         last = row.since if row.until is None else row.until
         for kind, low in LOW_TENSORS.items():
-            if kind in taken:
+            if kind in accepted:
                 _extend(spans[low.name], row.since, last)
     alike = defaultdict[tuple[_Span, ...], list[str]](list)
     for low in LOW_TENSORS.values():
@@ -238,11 +238,11 @@ def _extend(spans: list[_Span], first: int, last: int) -> None:
 
 def _versions(spans: Sequence[_Span]) -> str:
     """Return versions of an op in words."""
-    told = [
+    words = [
         str(first) if first == last else f"{first} to {last}" for first, last in spans
     ]
     is_one = len(spans) == 1 and spans[0][0] == spans[0][1]
-    return f"{'version' if is_one else 'versions'} {', '.join(told)}"
+    return f"{'version' if is_one else 'versions'} {', '.join(words)}"
 
 
 def _of_targets(op: str) -> Iterator[OpFact]:
@@ -392,7 +392,7 @@ def _folds(op: str) -> Iterator[OpFact]:
     """Yield the decomposed forms that become the op."""
     table = form_table()
     for name, kind in table.kinds.items():
-        own = [target for target, made in kind.own.items() if made == op]
+        own = [target for target, result in kind.own.items() if result == op]
         if op != kind.op and not own:
             continue
         count = sum(form.kind == name for form in table.forms)

@@ -66,8 +66,8 @@ def is_within(path: Path, folder: Path) -> bool:
     place = resolved(path)
     if wanted is None:
         return place.is_relative_to(resolved(folder))
-    found = map(_status, (place, *place.parents))
-    return any(os.path.samestat(one, wanted) for one in found if one is not None)
+    statuses = map(_status, (place, *place.parents))
+    return any(os.path.samestat(one, wanted) for one in statuses if one is not None)
 
 
 def _status(path: Path) -> os.stat_result | None:

@@ -58,10 +58,10 @@ def as_path(given: str | PathLike[str]) -> Path:
         )
     if text[:5].lower() == "file:":
         return _local_file(text)
-    found = URL.fullmatch(text)
-    if found is None:
+    match = URL.fullmatch(text)
+    if match is None:
         return Path(text)
-    scheme = found[1].lower()
+    scheme = match[1].lower()
     remote = extensions("paths")["remote"].load(f"URLs such as {scheme}://... need")
     path: Path = remote.RemotePath.of(text)
     return path

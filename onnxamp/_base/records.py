@@ -32,16 +32,16 @@ def record(cls: Any = None, /, *, kw_only: bool = False) -> Any:
 
 def _made(cls: type[T], *, kw_only: bool) -> type[T]:
     own = vars(cls)
-    made: Any = dataclass(slots=True, eq=False, repr=False, kw_only=kw_only)(cls)
-    rows = fields(made)
+    decorated: Any = dataclass(slots=True, eq=False, repr=False, kw_only=kw_only)(cls)
+    rows = fields(decorated)
     compared = _values_of([row.name for row in rows if row.compare])
     if "__eq__" not in own:
-        made.__eq__ = _equal(compared)
+        decorated.__eq__ = _equal(compared)
     if "__hash__" not in own:
-        made.__hash__ = _hashed(compared)
+        decorated.__hash__ = _hashed(compared)
     if "__repr__" not in own:
-        made.__repr__ = _shown([row.name for row in rows if row.repr])
-    return cast(type[T], made)
+        decorated.__repr__ = _shown([row.name for row in rows if row.repr])
+    return cast(type[T], decorated)
 
 
 def _values_of(names: list[str]) -> Callable[[Any], Any]:

@@ -57,14 +57,14 @@ def run(given: Given) -> None:
     models = dict.fromkeys(given.models)
     checks = {}
     for path in models:
-        audit, found = checks[str(path)] = _checked(path, given)
+        audit, checked = checks[str(path)] = _checked(path, given)
         # JSON is one document about all models, so it is printed after the last one.
         if given.format != "json" or len(checks) == len(models):
-            report = partial(check_report, audit, found, str(path))
+            report = partial(check_report, audit, checked, str(path))
             show(given, report, "check", partial(check_facts, checks))
-    for audit, found in checks.values():
-        is_skipped = found is not None and found.skipped is not None
-        if is_skipped or check_status(audit, found) is Status.FAILED:
+    for audit, checked in checks.values():
+        is_skipped = checked is not None and checked.skipped is not None
+        if is_skipped or check_status(audit, checked) is Status.FAILED:
             raise click.exceptions.Exit(1)
 
 

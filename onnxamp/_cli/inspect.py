@@ -146,7 +146,7 @@ def _hints(decided: Decided) -> str:
     """Return sentences about what happened to the model, and about options that would lower more."""
     ready = decided.prepared
     analysis = decided.analysis
-    told = (
+    sentences = (
         *ready.notes,
         *ready.unfolded,
         *ready.refused,
@@ -155,7 +155,7 @@ def _hints(decided: Decided) -> str:
         batch_norm_hint(analysis),
         *cost_sentences(analysis),
     )
-    return " ".join(filter(None, told))
+    return " ".join(filter(None, sentences))
 
 
 def _explain_casts(given: Given, opened: Model) -> None:

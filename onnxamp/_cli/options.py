@@ -392,6 +392,6 @@ def full_help(row: OptionRow) -> str:
     text = " ".join(filter(None, [row.help, row.more, "Repeatable." * row.repeats]))
     if "{software}" in text:
         table = read_table("presets")
-        told = [f"{name}: {table[name]['summary']}" for name in _software()]
-        text = text.replace("{software}", "; ".join(told))
+        software = [f"{name}: {table[name]['summary']}" for name in _software()]
+        text = text.replace("{software}", "; ".join(software))
     return text.replace("{choices}", ", ".join(words_of(row)))

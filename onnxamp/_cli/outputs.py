@@ -86,7 +86,7 @@ def check_outputs(given: Given, outputs: Iterable[Path | None], *inputs: Path) -
             stream, a link that leads back to itself, or no regular file.
         OutputError: its folder is read-only, or cannot be created.
     """
-    taken = _identities([*inputs, *_given_files(given)])
+    in_use = _identities([*inputs, *_given_files(given)])
     wanted = [path for path in outputs if path is not None]
     here = [path for path in wanted if not is_remote(path)]
     for path in wanted:
@@ -95,7 +95,7 @@ def check_outputs(given: Given, outputs: Iterable[Path | None], *inputs: Path) -
         target = next(iter(_identities([path])), None)
         if target is None:
             fault = f"{name} is a link that leads back to itself: remove it, or choose another name for the output."
-        elif target in taken:
+        elif target in in_use:
             fault = f"{name} is already read or written by this command: choose another name for the output."
         elif path.is_dir():
             fault = f"The output {name} is a folder: name a file."
@@ -105,7 +105,7 @@ def check_outputs(given: Given, outputs: Iterable[Path | None], *inputs: Path) -
             fault = f"The output {name} is not a regular file: choose another name."
         if fault:
             raise ArgumentError(fault)
-        taken.add(target)
+        in_use.add(target)
     _check_data_files([path.resolve() for path in here])
     for path in here:
         folder = made_folder(path.parent)

@@ -62,12 +62,12 @@ class Analysis:
     def on_cpu(self) -> list[int]:
         """Nodes that the target leaves to the CPU in the precision that they have."""
         is_low = self.decision.is_low
-        found = list[int]()
+        nodes = list[int]()
         for index, free in self.problem.freedoms.items():
             is_fine = free.only_low and all(map(is_low, self.ports.of(index)))
             if free.falls_back and not is_fine:
-                found.append(index)
-        return found
+                nodes.append(index)
+        return nodes
 
     def verdict(self, variable: Question) -> Verdict:
         """Return the verdict on a variable."""
@@ -117,20 +117,20 @@ def low_nodes(analysis: Analysis) -> frozenset[int]:
     is_low = analysis.decision.of_ports()
     types = analysis.graph.types
     ports = analysis.ports
-    made = {
+    low_results = {
         value
         for value, variable in enumerate(ports.produced)
         if is_low[variable] and types[value] == FLOAT
     }
-    found = set[int]()
+    nodes = set[int]()
     for node, consumed in zip(analysis.graph.nodes, ports.consumed, strict=True):
         for value, variable in zip(node.inputs, consumed, strict=True):
             if is_low[variable] and types[value] == FLOAT:
-                found.add(node.index)
+                nodes.add(node.index)
                 break
-        if not made.isdisjoint(node.outputs):
-            found.add(node.index)
-    return frozenset(found)
+        if not low_results.isdisjoint(node.outputs):
+            nodes.add(node.index)
+    return frozenset(nodes)
 
 
 def low_ports(analysis: Analysis, node: Node) -> Ports:
@@ -138,7 +138,7 @@ def low_ports(analysis: Analysis, node: Node) -> Ports:
     types = analysis.graph.types
     is_low = analysis.decision.is_low
     consumed = analysis.ports.consumed[node.index]
-    made = analysis.ports.produced
+    produced = analysis.ports.produced
     inputs = [
         port
         for port, value in enumerate(node.inputs)
@@ -147,7 +147,7 @@ def low_ports(analysis: Analysis, node: Node) -> Ports:
     outputs = [
         port
         for port, value in enumerate(node.outputs)
-        if types[value] == FLOAT and is_low(made[value])
+        if types[value] == FLOAT and is_low(produced[value])
     ]
     return Ports(tuple(inputs), tuple(outputs))
 

@@ -305,10 +305,10 @@ class _Tracer:
         """Return the producer of a value."""
         node = self.graph.producer(value)
         if node is None:
-            made = self.graph.values[value]
-            is_input = made.origin is Origin.INPUT
-            op = _in_scope("input", made.scope) if is_input else "weight"
-            return self._side(_Port(value), made.name, op)
+            named = self.graph.values[value]
+            is_input = named.origin is Origin.INPUT
+            op = _in_scope("input", named.scope) if is_input else "weight"
+            return self._side(_Port(value), named.name, op)
         return self._side(_Port(value), node.label, node.key)
 
     def _readers(self, value: int) -> Iterator[Side]:
@@ -366,9 +366,9 @@ class _Tracer:
         asking = None if pin is None else analysis.ports.variables[pin.variable]
         node, op, asked_by = side.node, side.op, ""
         if asking is not None and asking.node != ABSENT:
-            found = analysis.graph.nodes[asking.node]
-            node = found.label
-            op = found.key
+            asker = analysis.graph.nodes[asking.node]
+            node = asker.label
+            op = asker.key
         if pin is not None and node != side.node:
             asked_by = (
                 f"{node}: {reason_text(pin.reason.value, pin.detail, low=pin.low)}"

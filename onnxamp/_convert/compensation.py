@@ -75,9 +75,9 @@ def with_rounding(
             "Compensated rounding (rounding='compensated') needs samples: pass some"
             " (--inputs), or round to nearest (--rounding nearest)."
         )
-    found = rounder(analysis)
-    if found.made_up and found.chosen:
+    rounded = rounder(analysis)
+    if rounded.made_up and rounded.chosen:
         analysis = analysis.with_warnings((*analysis.pins.warnings, MADE_UP))
     edits = analysis.edits
-    edits = replace(edits, rounded={**edits.rounded, **found.chosen})
-    return replace(analysis, edits=edits), found
+    edits = replace(edits, rounded={**edits.rounded, **rounded.chosen})
+    return replace(analysis, edits=edits), rounded

@@ -137,10 +137,10 @@ def decide(
         for candidate in candidates(model, options, plan):
             why = proof(candidate.graph) if proof and candidate.refusal else None
             if why is None:
-                told = candidate.told(refused=refused)
+                decided = candidate.told(refused=refused)
                 if not refused:
-                    return told
-                return explained(told, held_back(told.analysis), *refused)
+                    return decided
+                return explained(decided, held_back(decided.analysis), *refused)
             refused.append(f"{candidate.refusal} {why}.")
     except InternalError as error:
         return _in_float32(model, options, error)

@@ -72,17 +72,17 @@ class Estimate:
             if not (count := self.launches(node)):
                 continue
             read = (*map(size_of, node.inputs),)
-            made = (*map(size_of, node.outputs),)
+            written = (*map(size_of, node.outputs),)
             terms = expected_terms(node, self.shapes)
-            form = node.key, count, terms, read, made
-            found = known.get(form)
-            if found is None:
+            form = node.key, count, terms, read, written
+            costs = known.get(form)
+            if costs is None:
                 trips = self.trips[node.scope]
-                work = work_with(node.key, read, sum(made), terms, trips)
+                work = work_with(node.key, read, sum(written), terms, trips)
                 high, low = (work.time(self.device, low=it) for it in (None, self.low))
                 launches = count * LAUNCH_US
-                found = known[form] = launches + high, launches + low
-            times.append((node.index, *found))
+                costs = known[form] = launches + high, launches + low
+            times.append((node.index, *costs))
         return times
 
     @cached_property
@@ -138,18 +138,18 @@ class Estimate:
         """
         return [
             value
-            for value, made, needed in self._needs(ports, decision)
-            if value not in ports.free and not needed <= {made}
+            for value, produced, needed in self._needs(ports, decision)
+            if value not in ports.free and not needed <= {produced}
         ]
 
     def weight_bytes(self, ports: PortVariables, decision: Decision) -> int:
         """Return the bytes of float constants, each in the precisions in which it is read."""
         sizes = {False: FLOAT32_BYTES, True: self.low.bytes}
         total = 0
-        for value, made, needed in self._needs(ports, decision):
+        for value, produced, needed in self._needs(ports, decision):
             if value in self.graph.constants.tensors:
                 # A constant that nothing reads is stored as it is.
-                each = sum(sizes[low] for low in needed or {made})
+                each = sum(sizes[low] for low in needed or {produced})
                 total += each * elements(self.shapes[value])
         return total
 
@@ -238,14 +238,14 @@ def _usual_device(target: str) -> str:
 
 def declared_shapes(graph: Graph) -> Mapping[str, tuple[int, ...]] | None:
     """Return the shapes of the model's inputs, by name; None if one has an open dimension."""
-    found = dict[str, tuple[int, ...]]()
+    shapes = dict[str, tuple[int, ...]]()
     for value in graph.scopes[0].inputs:
         shape = graph.shapes[value]
         sizes = [size for size in shape or () if size is not None]
         if shape is None or len(sizes) < len(shape):
             return None
-        found[graph.values[value].name] = tuple(sizes)
-    return found
+        shapes[graph.values[value].name] = tuple(sizes)
+    return shapes
 
 
 def estimate_on_target(graph: Graph, options: Options) -> Estimate:

@@ -19,12 +19,14 @@ def misspelled(model: Model, options: Options) -> list[Unmatched]:
     Raises:
         As :func:`onnxamp._convert.raising.start_raised`.
     """
-    found = unmatched_names(model.ask(graph_of), options) if options.has_names else ()
-    if not found:
+    unmatched = (
+        unmatched_names(model.ask(graph_of), options) if options.has_names else ()
+    )
+    if not unmatched:
         return []
     graph, _ = _decided_on(model, options)
     inner = _keys(unmatched_names(graph, options))
-    return [one for one in found if (one.option, one.name) in inner]
+    return [one for one in unmatched if (one.option, one.name) in inner]
 
 
 def _decided_on(model: Model, options: Options) -> tuple[Graph, Options]:
@@ -44,25 +46,25 @@ def refuse_misspelled(model: Model, options: Options) -> None:
         refuse(misspelled(model, options))
 
 
-def refuse(found: Sequence[Unmatched]) -> None:
+def refuse(unmatched: Sequence[Unmatched]) -> None:
     """Refuse names that match nothing.
 
     Raises:
         ArgumentError: there is one.
     """
-    if found:
-        texts = dict.fromkeys(one.text for one in found)
-        if any(one.is_unaided for one in found):
+    if unmatched:
+        texts = dict.fromkeys(one.text for one in unmatched)
+        if any(one.is_unaided for one in unmatched):
             texts["onnxamp inspect -v lists the names."] = None
         raise ArgumentError(" ".join(texts))
 
 
-def everywhere(found: Iterable[Sequence[Unmatched]]) -> tuple[Unmatched, ...]:
+def everywhere(unmatched: Iterable[Sequence[Unmatched]]) -> tuple[Unmatched, ...]:
     """Return the names that match nothing in any of several models that share their options.
 
     A text that suggests another name is preferred to one that does not.
     """
-    rows = list(found)
+    rows = list(unmatched)
     keys = list(map(_keys, rows))
     names = _told_once(itertools.chain(*rows))
     if not keys:
@@ -72,10 +74,10 @@ def everywhere(found: Iterable[Sequence[Unmatched]]) -> tuple[Unmatched, ...]:
 
 
 def among(
-    found: Iterable[tuple[Options, Sequence[Unmatched]]],
+    unmatched: Iterable[tuple[Options, Sequence[Unmatched]]],
 ) -> tuple[Unmatched, ...]:
     """Return the names that match nothing in any of the models whose options contain them."""
-    rows = list(found)
+    rows = list(unmatched)
     keys = [(options, _keys(row)) for options, row in rows]
 
     def matches(one: Unmatched) -> bool:
@@ -98,24 +100,24 @@ def _holds(options: Options, one: Unmatched) -> bool:
     return not isinstance(names, bool) and one.name in names
 
 
-def _told_once(found: Iterable[Unmatched]) -> list[Unmatched]:
+def _told_once(unmatched: Iterable[Unmatched]) -> list[Unmatched]:
     """Return each name once, with a suggestion if there is one."""
     # Suggestions end in a question, so they come first and stay.
     texts = dict[tuple[str, str], Unmatched]()
-    for one in sorted(found, key=lambda one: "?" not in one.text):
+    for one in sorted(unmatched, key=lambda one: "?" not in one.text):
         texts.setdefault((one.option, one.name), one)
     return list(texts.values())
 
 
-def refuse_or_warn(found: Sequence[Unmatched], options: Iterable[Options]) -> None:
+def refuse_or_warn(unmatched: Sequence[Unmatched], options: Iterable[Options]) -> None:
     """Refuse names that match nothing if one of the options is strict about them; otherwise, warn about them.
 
     Raises:
         ArgumentError: there is such a name.
     """
     if any(one.strict_options for one in options):
-        refuse(found)
-    warn(dict.fromkeys(one.text for one in found))
+        refuse(unmatched)
+    warn(dict.fromkeys(one.text for one in unmatched))
 
 
 def early_warnings(model: Model, options: Options) -> list[str]:

@@ -407,15 +407,15 @@ def _records(kind: type[T], data: Mapping[str, Any], name: str) -> tuple[T, ...]
     """
     if not isinstance(data[name], list):
         raise TypeError(f"{name} is {data[name]!r:.40}, not a list")
-    found = []
+    records = []
     for number, entry in enumerate(data[name]):
         try:
-            found.append(from_data(kind, entry))
+            records.append(from_data(kind, entry))
         except (ValueError, KeyError, TypeError):
             raise ValueError(
                 f"{name}[{number}] is damaged: {json.dumps(entry):.80}"
             ) from None
-    return tuple(found)
+    return tuple(records)
 
 
 def _check_keys(data: Any) -> None:

@@ -55,14 +55,14 @@ def kept_weights(
     if analysis.options.level == Level.O0:
         return ()
     graph = analysis.graph
-    found = []
+    weights = []
     rows = () if plan is None else plan.rows
     planned = {row.node: _told(row.reason, row.detail) for row in rows if not row.low}
     copies = {copy.value for copy in analysis.edits.copies}
     constants = graph.nodes_of({"Constant"})
-    made = set(chain.from_iterable(node.outputs for node in constants))
+    constant_values = set(chain.from_iterable(node.outputs for node in constants))
     for value in graph.values:
-        is_stored = value.is_stored or value.index in made
+        is_stored = value.is_stored or value.index in constant_values
         size = FLOAT32_BYTES * elements(graph.shapes[value.index])
         is_large = size >= _SMALLEST and size * _SHARE > stored
         variable = analysis.ports.produced[value.index]
@@ -79,8 +79,10 @@ def kept_weights(
             why = planned.get(label, reason)
             readers[label] = _UNHELD if analysis.options.weights_only else why
         if readers:
-            found.append(KeptWeight(value.name, size, value.index in copies, readers))
-    return tuple(sorted(found, key=lambda weight: (-weight.size, weight.name)))
+            weights.append(
+                KeptWeight(value.name, size, value.index in copies, readers)
+            )
+    return tuple(sorted(weights, key=lambda weight: (-weight.size, weight.name)))
 
 
 def _float32_readers(analysis: Analysis, value: int) -> Iterator[tuple[str, str]]:

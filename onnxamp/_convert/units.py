@@ -59,13 +59,15 @@ def _possibly_low(graph: Graph, folds: list[Fold], options: Options) -> list[Fol
     """Return the folds whose single op may be low for all that opsets, lists, kernels and hazards of an op say."""
     if not folds:
         return []
-    found = within_reach(graph, folds, options)
+    reachable = within_reach(graph, folds, options)
     # Names in the options and measurements may overrule the others, and bounds of integers overrule lists.
     if options.has_names or options.rule or options.rescaling:
-        return found
-    able = {kind for kind in {fold.kind for fold in found} if _is_able(kind, options)}
+        return reachable
+    able = {
+        kind for kind in {fold.kind for fold in reachable} if _is_able(kind, options)
+    }
     bounded = graph.ask(bounded_nodes, options.target)
-    return [fold for fold in found if fold.kind in able or fold.last in bounded]
+    return [fold for fold in reachable if fold.kind in able or fold.last in bounded]
 
 
 def _is_able(name: str, options: Options) -> bool:
@@ -95,12 +97,12 @@ def unfolded_in_float32(analysis: Analysis) -> tuple[str, ...]:
     folds = _possibly_low(graph, [*folds_of(graph, high)], options)
     problem = analysis.problem
     kept = {*problem.overrides.of_node, *problem.listed.black} if folds else set[int]()
-    found = list[str]()
+    outputs = list[str]()
     for fold in folds:
         is_lowered = all(is_low(analysis, node) for node in fold.nodes)
         if not is_lowered and fold.nodes.isdisjoint(kept):
-            found.append(output_of(graph, fold))
-    return tuple(found)
+            outputs.append(output_of(graph, fold))
+    return tuple(outputs)
 
 
 def _is_partly_high(analysis: Analysis, pattern: Match) -> bool:

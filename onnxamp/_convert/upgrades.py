@@ -90,7 +90,7 @@ def held_back(analysis: Analysis) -> HeldBack:
     Complexity: linear in nodes.
     """
     first = dict[Signature, int]()
-    found = dict[int, int]()
+    steps = dict[int, int]()
     is_off = analysis.options.level == Level.O0
     for index in () if is_off else sorted(_without_kernel(analysis)):
         node = analysis.graph.nodes[index]
@@ -99,8 +99,8 @@ def held_back(analysis: Analysis) -> HeldBack:
             continue
         if signature not in first:
             first[signature] = _first_opset(analysis, node)
-        found[index] = first[signature]
-    return HeldBack(analysis, found)
+        steps[index] = first[signature]
+    return HeldBack(analysis, steps)
 
 
 def _without_kernel(analysis: Analysis) -> set[int]:
@@ -112,7 +112,9 @@ def _without_kernel(analysis: Analysis) -> set[int]:
         for pin in analysis.pins.verdicts.values()
         if pin.reason is Reason.NO_KERNEL
     )
-    found = {ports.variables[pin.variable].node for pin in pins} & ports.layouts.keys()
+    kernelless = {
+        ports.variables[pin.variable].node for pin in pins
+    } & ports.layouts.keys()
     lacking = dict[Layout, bool]()
     for index, layout in ports.layouts.items():
         if layout not in lacking:
@@ -121,8 +123,8 @@ def _without_kernel(analysis: Analysis) -> set[int]:
             floats = {param for param, kind in layout.bound.items() if kind == FLOAT}
             lacking[layout] = not floats <= settled
         if lacking[layout]:
-            found.add(index)
-    return found
+            kernelless.add(index)
+    return kernelless
 
 
 def _given(node: Node, layout: Layout) -> Iterator[str]:

@@ -208,8 +208,10 @@ class Builder:
         for node in graph.order if graph.nodes_of(facts.dequantize) else ():
             if node.key in facts.dequantize:
                 origin = node.input(0)
-                made = graph.producer(origin, *facts.quantize)
-                before = None if made is None else graph.producer(made.input(0))
+                quantizer = graph.producer(origin, *facts.quantize)
+                before = (
+                    None if quantizer is None else graph.producer(quantizer.input(0))
+                )
                 # Numbers that are quantized again are still those of the first dequantizer.
                 if before is not None:
                     origin = origins.get(before.index, origin)

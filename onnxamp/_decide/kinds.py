@@ -236,9 +236,11 @@ def find_hazards(graph: Graph, low: Format) -> list[Hazard]:
 
     Of those that are alike, a rare one wins. Those of a node are in the order of their names: the first explains it.
     """
-    found = [hazard for kind in kinds() for hazard in kind.find(graph, low)]
-    found += _across_calls(graph, low, {(one.node, one.reason) for one in found})
-    ranked = sorted(found, key=lambda hazard: hazard.rare, reverse=True)
+    hazards_of_all = [hazard for kind in kinds() for hazard in kind.find(graph, low)]
+    hazards_of_all += _across_calls(
+        graph, low, {(one.node, one.reason) for one in hazards_of_all}
+    )
+    ranked = sorted(hazards_of_all, key=lambda hazard: hazard.rare, reverse=True)
     # Of several entries with one key, a dict keeps the last: reversed, that is the first one found, a rare one if any.
     unique = dict[tuple[int, HazardKind, int], Hazard]()
     for hazard in reversed(ranked):
@@ -334,9 +336,11 @@ def _floats(graph: Graph, node: Node) -> list[int]:
 
 def hazards_on(graph: Graph, low: Format, target: str) -> list[Hazard]:
     """Return the hazards of a graph on a target, in node order, those of its arithmetic before those of its kernels."""
-    found = chain.from_iterable(kind.find_on(graph, low, target) for kind in kinds())
+    unsorted = chain.from_iterable(
+        kind.find_on(graph, low, target) for kind in kinds()
+    )
     return sorted(
-        found, key=lambda hazard: (hazard.reason.harm is Harm.KERNEL, hazard.node)
+        unsorted, key=lambda hazard: (hazard.reason.harm is Harm.KERNEL, hazard.node)
     )
 
 
@@ -352,8 +356,8 @@ def breaks_always(op: str, low: Format, target: str) -> bool:
 
 def asked_hazards(graph: Graph, options: Options) -> list[Hazard]:
     """Return the hazards that the user's options ask for."""
-    found = (kind.find_asked(graph, options) for kind in kinds())
-    return list(chain.from_iterable(found))
+    asked = (kind.find_asked(graph, options) for kind in kinds())
+    return list(chain.from_iterable(asked))
 
 
 def product_splits(graph: Graph, options: Options) -> dict[int, int]:

@@ -166,7 +166,7 @@ def unmet_lists(
         pins: deciding variable -> its pin.
         refusals: node that a newer opset would lower -> why the model stays at its own, as a sentence.
     """
-    found = dict[tuple[str, str], list[tuple[Node, str]]]()
+    nodes_of = dict[tuple[str, str], list[tuple[Node, str]]]()
     entries = {} if options.level == Level.O0 else dict(sorted(listed.white.items()))
     usual = {}
     if options.preset.is_literal and options.level != Level.O0:
@@ -179,10 +179,10 @@ def unmet_lists(
             continue
         whose = "the" if index in usual else "your"
         key = f"{entry} of {whose} white list", refusal[0]
-        found.setdefault(key, []).append((node, refusal[1]))
+        nodes_of.setdefault(key, []).append((node, refusal[1]))
     return [
         _sentence(entry, reason, nodes, refusals)
-        for (entry, reason), nodes in found.items()
+        for (entry, reason), nodes in nodes_of.items()
     ]
 
 

@@ -125,9 +125,9 @@ class Network:
         # More than all finite costs together is as good as infinite, and shows below that a cut had to pay it.
         capacities = np.where(infinite, total + 1, costs).astype(np.int32)
         rest = _reduced(self.size + 2, tails, heads, capacities, total + 1)
-        flow, found = _solved(rest, total + 1, small)
+        flow, side = _solved(rest, total + 1, small)
         flow += rest.flow
-        reached = np.concatenate((rest.low, rest.vertices[found]))
+        reached = np.concatenate((rest.low, rest.vertices[side]))
         if flow > total:
             raise InternalError(
                 "The precision problem has no solution: one pin requires low precision, another float32."
@@ -229,12 +229,12 @@ def _reduced(
         is_open = ~direct & (tails != heads) & (tails != _SINK) & (heads != _SOURCE)
         tails, heads, costs = tails[is_open], heads[is_open], costs[is_open]
         given = np.bincount(heads, costs * (tails == _SOURCE), size)
-        taken = np.bincount(tails, costs * (heads == _SINK), size)
+        out_of = np.bincount(tails, costs * (heads == _SINK), size)
         into = np.bincount(heads, costs, size)
         onward = np.bincount(tails, costs, size)
         has_arcs = (into > 0) | (onward > 0)
         to_source = has_arcs & (given > onward)
-        to_sink = has_arcs & ~to_source & (taken >= into)
+        to_sink = has_arcs & ~to_source & (out_of >= into)
         to_source[[_SOURCE, _SINK]] = to_sink[[_SOURCE, _SINK]] = False
         if not (to_source.any() or to_sink.any()):
             break

@@ -64,12 +64,12 @@ def _path_to(graph: Graph, end: Node) -> list[Node]:
 def _cosine_distance(graph: Graph, end: Node) -> Iterator[Needed]:
     """Yield the nodes from the product of normalized vectors to what needs the last digits of their cosine, if any."""
     path = _path_to(graph, end)
-    found = set[int]().union(*(cosine_nodes(graph, one) for one in path))
-    if found:
+    cosines = set[int]().union(*(cosine_nodes(graph, one) for one in path))
+    if cosines:
         why = (
             f"leads from a cosine near 1 to {end.label!r}, which needs its last digits"
         )
-        nodes = found | {end.index, *(one.index for one in path)}
+        nodes = cosines | {end.index, *(one.index for one in path)}
         yield from (Needed(index, why) for index in sorted(nodes))
 
 

@@ -142,24 +142,26 @@ def _lost(
 
 def _all_weights(graph: Graph, options: Options) -> list[int]:
     """Return the float32 constants that are worth being stored low, and lose nothing but digits by it."""
-    found = set[int]()
+    weights = set[int]()
     low = options.low
     for value, _ in named_weights(graph):
         if elements(graph.shapes[value]) < _SMALL:
             continue
         stats = graph.constants.stats(value)
         if stats and stats.out_of_range(low) is None and not stats.has_sentinel(low):
-            found.add(value)
+            weights.add(value)
     hazards = graph.ask(find_hazards, low) if options.hazards else ()
-    return sorted(found - {value for value, _ in _lost(graph, found, hazards, low)})
+    return sorted(
+        weights - {value for value, _ in _lost(graph, weights, hazards, low)}
+    )
 
 
 def _told(risks: Iterable[tuple[str, str, Hazard]], does: str) -> Iterator[str]:
     """Yield a sentence per option and kind of hazard; ``risks`` are (option, what it names, hazard)."""
-    found = dict[tuple[str, Basis], dict[str, Hazard]]()
+    risks_of = dict[tuple[str, Basis], dict[str, Hazard]]()
     for option, name, hazard in risks:
-        found.setdefault((option, hazard.reason), {}).setdefault(name, hazard)
-    for (option, reason), rows in found.items():
+        risks_of.setdefault((option, hazard.reason), {}).setdefault(name, hazard)
+    for (option, reason), rows in risks_of.items():
         what = does.format(first_of(rows))
         first = next(iter(rows.values()))
         yield f"{option} {what} although that is known to break: {reason.value}: {first.detail}."
@@ -170,9 +172,9 @@ def _cast_names(graph: Graph, node: Node) -> Iterator[str]:
     for value in node.outputs:
         for reader, _ in graph.uses[value]:
             cast = graph.nodes[reader]
-            made = cast.outputs[0] if cast.key == "Cast" else ABSENT
-            kinds = {graph.types[value], graph.types[made]}
-            is_returned = made != ABSENT and bool(graph.results[made])
+            result = cast.outputs[0] if cast.key == "Cast" else ABSENT
+            kinds = {graph.types[value], graph.types[result]}
+            is_returned = result != ABSENT and bool(graph.results[result])
             if is_returned and FLOAT in kinds and kinds & LOW_TENSORS.keys():
                 yield cast.proto.output[0]
 

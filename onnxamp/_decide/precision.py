@@ -400,13 +400,13 @@ class CutProblem:
     def chained(self) -> AbstractSet[Question]:
         """Return the variables of nodes that dequantize with a dequantized scale, and of those that make the scale."""
         dequantize = op_facts().dequantize
-        found = set[Question]()
+        variables = set[Question]()
         for node in self.graph.nodes_of(dequantize):
             maker = self.graph.producer(node.input(1), *dequantize)
             if maker is not None:
-                found.update(self.ports.deciding(node.index))
-                found.update(self.ports.deciding(maker.index))
-        return found
+                variables.update(self.ports.deciding(node.index))
+                variables.update(self.ports.deciding(maker.index))
+        return variables
 
     # -- prices ------------------------------------------------------------------------------------------------
 
@@ -432,13 +432,13 @@ class CutProblem:
         implied: dict[Question, list[Question]] = {}
         for p, q in self.pins.implies:
             implied.setdefault(p, []).append(q)
-        found = {NONE}
+        bound = {NONE}
         waiting = [root for root, verdict in self.pins.verdicts.items() if verdict.low]
         while waiting:
-            if (root := waiting.pop()) not in found:
-                found.add(root)
+            if (root := waiting.pop()) not in bound:
+                bound.add(root)
                 waiting += implied.get(root, ())
-        return found
+        return bound
 
     def by_decider(self, costs: Mapping[int, int]) -> dict[Question, int]:
         """Return the costs of nodes, summed over the variables that decide for them."""

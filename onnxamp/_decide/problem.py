@@ -179,8 +179,8 @@ def _hazards(graph: Graph, options: Options, overrides: Overrides) -> list[Hazar
         ranged=frozenset(range(len(graph.nodes)) if is_measured else ()),
     )
     spared = {kind: kind.spared(known) for kind in kinds()}
-    found = hazards_for(graph, options.low, options.target)
-    at_risk = (one for one in found if one.node not in spared[one.reason])
+    all_hazards = hazards_for(graph, options.low, options.target)
+    at_risk = (one for one in all_hazards if one.node not in spared[one.reason])
     return undisproved(graph, options, at_risk)
 
 
@@ -221,7 +221,7 @@ def _freedoms(
     """Return the choices that kernels leave to each node, by one look-up for each distinct form of a node."""
     # Nodes of equal layout share the object, so it is a cheap key.
     known = dict[object, Freedom]()
-    found = dict[int, Freedom]()
+    freedoms = dict[int, Freedom]()
     for index, layout in ports.layouts.items():
         node = graph.nodes[index]
         assert node.signature is not None
@@ -229,8 +229,8 @@ def _freedoms(
         if key not in known:
             typed = Typed(node.signature, layout.bound, node.proto)
             known[key] = freedom(options.target, typed, layout.params, options.low)
-        found[index] = known[key]
-    return found
+        freedoms[index] = known[key]
+    return freedoms
 
 
 def _unfit(graph: Graph, options: Options) -> frozenset[int]:

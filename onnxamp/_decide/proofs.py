@@ -25,17 +25,17 @@ def undisproved(
 
     Samples do not count as ranges, because a hazard is about inputs that they lack.
     """
-    found = list(hazards)
-    if not any(hazard.unless for hazard in found):
-        return found
+    candidates = list(hazards)
+    if not any(hazard.unless for hazard in candidates):
+        return candidates
     if not (options.input_ranges or weight_bytes(graph.model) <= _SMALL):
-        return found
+        return candidates
     ranges = options.input_ranges
     bounds = graph.ask(find_bounds, options.low, ranges, True, options.target)
     left = list[Hazard]()
     known = dict[int, bool]()
     """Whether all claims of a hazard hold, by their identity: hazards of one cause share them."""
-    for hazard in found:
+    for hazard in candidates:
         unless = hazard.unless
         if unless and id(unless) not in known:
             known[id(unless)] = all(_holds(bounds, claim) for claim in unless)

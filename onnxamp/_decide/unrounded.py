@@ -75,12 +75,16 @@ def low_constants(graph: Graph, low: Format) -> frozenset[int]:
         return frozenset()
     free = op_facts().free_sources["Cast"]
     casts = (node for node in graph.nodes_of({"Cast"}) if node.input(0) != ABSENT)
-    made = {node.outputs[0] for node in casts if graph.types[node.inputs[0]] in free}
-    made |= {node.outputs[0] for node in graph.nodes_of({"Constant"}) if node.outputs}
-    made |= {
+    results = {
+        node.outputs[0] for node in casts if graph.types[node.inputs[0]] in free
+    }
+    results |= {
+        node.outputs[0] for node in graph.nodes_of({"Constant"}) if node.outputs
+    }
+    results |= {
         value for value in stored if graph.values[value].origin is Origin.INITIALIZER
     }
-    return frozenset(made & stored)
+    return frozenset(results & stored)
 
 
 class _Paths:

@@ -213,18 +213,18 @@ class Packages:
         A component of a pipeline may look like a model of its own: of several kinds the first one counts, and of one
         kind the innermost package.
         """
-        found = list[Package]()
+        packages = list[Package]()
         folder = model.parent
         while not is_remote(folder):
             package = self._at(folder)
             path = model.relative_to(folder).as_posix()
             if package is not None and fnmatchcase(path, package.kind.models):
-                found.append(package)
+                packages.append(package)
             if folder == self._root:
                 break
             folder = folder.parent
         order = [kind.name for kind in kinds()]
-        return min(found, key=lambda one: order.index(one.kind.name), default=None)
+        return min(packages, key=lambda one: order.index(one.kind.name), default=None)
 
     def _at(self, folder: Path) -> Package | None:
         """Return the package in a folder; None if no kind has all its marks there."""

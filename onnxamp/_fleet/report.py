@@ -199,11 +199,11 @@ def _row(row: ModelOutcome) -> TableRow:
 
 def _status(report: FolderReport) -> Status:
     """Return the verdict on a folder: that of the worst model, but no gain only where no model gains."""
-    found = {status_of(row) for row in report.rows}
-    worst = [one for one in (Status.FAILED, Status.UNKNOWN) if one in found]
+    statuses = {status_of(row) for row in report.rows}
+    worst = [one for one in (Status.FAILED, Status.UNKNOWN) if one in statuses]
     if worst:
         return worst[0]
-    return Status.NO_GAIN if found == {Status.NO_GAIN} else Status.PASSED
+    return Status.NO_GAIN if statuses == {Status.NO_GAIN} else Status.PASSED
 
 
 def _verdict(report: FolderReport) -> Headline:

@@ -241,7 +241,7 @@ def _group_query(call: Call) -> Grads:
         turned_query = turn.turn(query)
         turned_key = turn.turn(key)
     keys, values = _after_cache(call, (turned_key, value), _PAST)
-    found = _Attention.of(
+    grads = _Attention.of(
         query=turned_query,
         key=keys,
         value=values,
@@ -250,8 +250,8 @@ def _group_query(call: Call) -> Grads:
         softcap=call.attribute("softcap", 0.0),
         visible=places.visible(call.attribute("local_window_size", -1)),
     )
-    old, new = _apart(call, found, _PAST, places.through)
-    gradients = [found.query, *new]
+    old, new = _apart(call, grads, _PAST, places.through)
+    gradients = [grads.query, *new]
     tables = list[Tensor]()
     if turn is not None:
         pairs = [
@@ -295,7 +295,7 @@ def _after_cache(
 
 def _apart(
     call: Call,
-    found: _Attention,
+    grads: _Attention,
     past: Sequence[int],
     through: Callable[[Tensor], Tensor],
 ) -> tuple[list[Tensor | None], list[Tensor]]:
@@ -306,7 +306,7 @@ def _apart(
     old = list[Tensor | None]()
     new = list[Tensor]()
     written = (*call.dys[1:3], None, None)
-    for gradient, at, dy in zip((found.key, found.value), past, written, strict=False):
+    for gradient, at, dy in zip((grads.key, grads.value), past, written, strict=False):
         total = gradient if dy is None else gradient + through(dy)
         if not call.has(at):
             old.append(None)
@@ -338,7 +338,7 @@ def _multi_head(call: Call) -> Grads:
     )
     keys, values = _after_cache(call, new, _OLD)
     added = call[_SCORES].op("Unsqueeze", [2]) if call.has(_SCORES) else None
-    found = _Attention.of(
+    grads = _Attention.of(
         query=query,
         key=keys,
         value=values,
@@ -347,10 +347,10 @@ def _multi_head(call: Call) -> Grads:
         bias=added,
         visible=_seen(call, keys),
     )
-    old, new = _apart(call, found, _OLD, lambda dy: dy.op("Unsqueeze", [2]))
+    old, new = _apart(call, grads, _OLD, lambda dy: dy.op("Unsqueeze", [2]))
     gradients = [
         gradient.op("Squeeze", [2]) if apart else _merged(gradient)
-        for gradient, apart in zip((found.query, *new), is_apart, strict=True)
+        for gradient, apart in zip((grads.query, *new), is_apart, strict=True)
     ]
 
     def biases_gradient() -> Tensor:
@@ -358,7 +358,7 @@ def _multi_head(call: Call) -> Grads:
         return call.writer.concat(sums, 0)
 
     def scores_gradient() -> Tensor:
-        return sum_to(found.bias.op("Squeeze", [2]), None, call[_SCORES])
+        return sum_to(grads.bias.op("Squeeze", [2]), None, call[_SCORES])
 
     return [*gradients, biases_gradient, None, scores_gradient, *old]
 

@@ -408,10 +408,10 @@ def _to_first_maxima(call: Call) -> Tensor:
             y.size(axis) * stride + (start + 1 - stride)
             for axis, stride, start in spans
         )
-        taken = padded.op(
+        placed = padded.op(
             "Slice", starts, x.writer.vector(*ends), axes, window.strides
         )
-        places.append(taken.reshape(-1, 1, inner))
+        places.append(placed.reshape(-1, 1, inner))
     first = x.writer.concat(places, 1).op("ArgMax", axis=1, keepdims=1)
     ones = [1] * len(axes)
     numbers = x.writer.ints(range(count)).reshape(1, count, *ones)

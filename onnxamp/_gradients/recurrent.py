@@ -44,14 +44,14 @@ def unroll(call: Call) -> None:
         finals.append(final)
     states = map(_stacked, zip(*finals, strict=True))
     outputs = [call.writer.concat(rows, 1), *states]
-    for port, (made, wanted) in enumerate(zip(outputs, call.outputs, strict=False)):
+    for port, (output, wanted) in enumerate(zip(outputs, call.outputs, strict=False)):
         if wanted is None:
             continue
         if layout:
             perm = [2, 0, 1, 3] if port == 0 else [1, 0, 2]
-            made.op("Transpose", into=wanted.name, perm=perm)
+            output.op("Transpose", into=wanted.name, perm=perm)
         else:
-            made.op("Identity", into=wanted.name)
+            output.op("Identity", into=wanted.name)
 
 
 def _stacked(tensors: Sequence[Tensor]) -> Tensor:

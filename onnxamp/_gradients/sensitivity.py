@@ -310,10 +310,10 @@ class _Branches:
         matrix = flow.shell.array(name, raised=flow.emulated)
         moved, dxs = stepped_back(matrix, xs, dys, low, self.runner.provider)
         steps = iter(dxs)
-        for one, own, made, rows in zip(passes, xs, ys, moved, strict=True):
+        for one, own, products, rows in zip(passes, xs, ys, moved, strict=True):
             x_error = rounded(own, low, inf) - own
-            y_error = rounded(made, low, inf) - made
-            are_numbers = np.isfinite(made).reshape(rows.shape)
+            y_error = rounded(products, low, inf) - products
+            are_numbers = np.isfinite(products).reshape(rows.shape)
             for seed, rest in zip(one.seeds, one.waiting, strict=True):
                 if y not in rest:
                     continue

@@ -442,12 +442,12 @@ def _evaluated(model: ModelProto, nodes: Sequence[Node], constants: _Known) -> _
         initializer=weights,
     )
     opsets = [helper.make_opsetid(*row) for row in opset_imports(model).items()]
-    made = helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION)
+    proto = helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION)
     with suppress(OnnxAmpError):
-        return run(make_session(made, optimize=False), {})
+        return run(make_session(proto, optimize=False), {})
     from onnx.reference import ReferenceEvaluator  # noqa: PLC0415 - takes longer to import than a session to run
 
-    arrays = map(np.asarray, ReferenceEvaluator(made).run(None, {}))
+    arrays = map(np.asarray, ReferenceEvaluator(proto).run(None, {}))
     return dict(zip(outputs, arrays, strict=True))
 
 

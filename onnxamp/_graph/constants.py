@@ -134,14 +134,14 @@ class Constants:
 
     def _measure_all(self) -> None:
         """Measure the tensors that have no statistics yet, together, because that is faster."""
-        found = dict[int, TensorProto]()
+        unmeasured = dict[int, TensorProto]()
         for value, tensor in self.tensors.items():
             is_float = tensor.data_type == TensorProto.FLOAT
             is_external = tensor.data_location == TensorProto.EXTERNAL
             if is_float and not is_external and value not in self._stats:
-                found[value] = tensor
-        stats = stats_of_all([*found.values()], self.folder)
-        self._stats.update(zip(found, stats, strict=True))
+                unmeasured[value] = tensor
+        stats = stats_of_all([*unmeasured.values()], self.folder)
+        self._stats.update(zip(unmeasured, stats, strict=True))
 
     def is_constant(self, value: int) -> bool:
         """Return whether the value is a constant that no caller can override."""

@@ -97,19 +97,19 @@ def relations_of(
     graph: Graph, shapes: Sequence[Dims | None], *, bodies: bool = False
 ) -> Relations:
     """Return the relations of the main graph's ops for these shapes, and of those in bodies if these are known."""
-    found = Relations()
+    relations = Relations()
     rules = dimension_rules()
     for node in graph.nodes if bodies else graph.at(graph.scopes[0].nodes):
         for rule in rules.get(node.key, ()):
             if rule.counted:
-                found.counted.extend(_counts(node, shapes))
+                relations.counted.extend(_counts(node, shapes))
                 break
             inputs = [shapes[value] for value in node.inputs]
             related = rule.related(node.proto, inputs)
             if related is not None:
-                _add(found, node.index, related)
+                _add(relations, node.index, related)
                 break
-    return found
+    return relations
 
 
 def _counts(node: Node, shapes: Sequence[Dims | None]) -> Iterator[tuple[Dims, Dims]]:
@@ -120,9 +120,9 @@ def _counts(node: Node, shapes: Sequence[Dims | None]) -> Iterator[tuple[Dims, D
         yield source, result
 
 
-def _add(found: Relations, node: int, related: Related) -> None:
+def _add(relations: Relations, node: int, related: Related) -> None:
     """Add the relations that one node implies."""
-    found.multiples.extend(
+    relations.multiples.extend(
         ((node, size), factor, dim)
         for (size, factor), dim in related.multiples
         if dim is not None
@@ -130,7 +130,7 @@ def _add(found: Relations, node: int, related: Related) -> None:
     for column in columns(related.aligned):
         known = [dim for dim in column if dim is not None]
         if len(known) > 1:
-            found.columns.append(known)
+            relations.columns.append(known)
 
 
 class _Solver:

@@ -44,16 +44,16 @@ def before_offsets(graph: Graph, value: int, most: int) -> list[Node]:
 
     There are none if they are more than ``most``, or if an input of the model leads there.
     """
-    found = list[Node]()
-    while len(found) < most:
+    path = list[Node]()
+    while len(path) < most:
         maker = graph.producer(value)
         if maker is None:
             return []
-        found.append(maker)
+        path.append(maker)
         computed = graph.computed_inputs(maker)
         is_kept = maker.key in op_facts().additive | {"Cast"}
         if not (is_kept or maker.index in graph.exact) or len(computed) != 1:
-            return found
+            return path
         value = computed[0]
     return []
 

@@ -81,7 +81,7 @@ class Op(NamedTuple):
             if counted is None or axes not in ((), counted):
                 return ()
             axes = counted
-        found: list[Bindings] = []
+        matches: list[Bindings] = []
         start = Bindings(scope, (*nodes, node.index), values, axes)
         for order in orders:
             alternatives: Found = (start,)
@@ -94,8 +94,8 @@ class Op(NamedTuple):
                 for one in alternatives:
                     further += part.match(search, order[place], one)
                 alternatives = further
-            found += alternatives
-        return found
+            matches += alternatives
+        return matches
 
 
 @record
@@ -109,10 +109,10 @@ class Choice:
 
     def match(self, search: "FormSearch", value: int, bound: "Bindings") -> "Found":
         """Return the alternative bindings with which any of the options matches a value."""
-        found: list[Bindings] = []
+        matches: list[Bindings] = []
         for option in self.ending_in.get(search.makers[value], ()):
-            found += option.match(search, value, bound)
-        return found
+            matches += option.match(search, value, bound)
+        return matches
 
 
 Pattern: TypeAlias = Var | Scalar | Op | Choice
@@ -238,15 +238,15 @@ def heads(pattern: Pattern) -> frozenset[str]:
 
 def _ends(pattern: Pattern) -> Mapping[str, Sequence[Op]]:
     """Return the alternatives of a pattern, by the op type of their last node."""
-    found: dict[str, list[Op]] = defaultdict(list)
+    ends: dict[str, list[Op]] = defaultdict(list)
     stack = [pattern]
     while stack:
         one = stack.pop()
         if isinstance(one, Choice):
             stack += one.options
         elif isinstance(one, Op):
-            found[one.key].append(one)
-    return found
+            ends[one.key].append(one)
+    return ends
 
 
 _CLOSE = 1e-6

@@ -65,7 +65,7 @@ def quantized_nodes(graph: Graph) -> Mapping[int, Quantized]:
     """Return the nodes of a quantized network that hold its integers, by index. Complexity: linear in nodes."""
     facts = op_facts()
     types = graph.types
-    found = dict[int, Quantized]()
+    quantized = dict[int, Quantized]()
     grids = dict[int, str]()
     """Values of few bits, and their types."""
     waiting = list[int]()
@@ -79,26 +79,26 @@ def quantized_nodes(graph: Graph) -> Mapping[int, Quantized]:
     for node in graph.nodes_of(facts.quantize | facts.dequantize):
         value = node.input(0) if node.key in facts.dequantize else node.outputs[0]
         if name := element_name(types[value]):
-            found[node.index] = Quantized(name, SCALES)
+            quantized[node.index] = Quantized(name, SCALES)
             note(value)
     for node in graph.nodes_of(facts.integer_products):
         note(node.input(0))
     for node in graph.nodes_of(facts.scales):
-        found[node.index] = Quantized(_stored(graph, node), INTEGERS)
+        quantized[node.index] = Quantized(_stored(graph, node), INTEGERS)
     while waiting:
         value = waiting.pop()
         for node in graph.around(value):
             if node.key == "Constant" or node.bodies:
                 continue
-            found.setdefault(node.index, Quantized(grids[value], INTEGERS))
+            quantized.setdefault(node.index, Quantized(grids[value], INTEGERS))
             for other in (*node.inputs, *node.outputs):
                 note(other)
-    found |= {
+    quantized |= {
         node.index: Quantized(name, PRODUCTS)
         for node in graph.nodes_of(facts.contractions)
-        if (name := _factors(graph, node, found))
+        if (name := _factors(graph, node, quantized))
     }
-    return found
+    return quantized
 
 
 def units_between(graph: Graph) -> Iterator[tuple[Sequence[Node], Sequence[Node]]]:
@@ -154,7 +154,7 @@ def _stored(graph: Graph, node: Node) -> str:
     return next(filter(is_grid, names), "int8")
 
 
-def _factors(graph: Graph, node: Node, found: Mapping[int, Quantized]) -> str:
+def _factors(graph: Graph, node: Node, quantized: Mapping[int, Quantized]) -> str:
     """Return the types that the factors of a product were dequantized from; "" if none was."""
     names = dict[str, None]()
     for value in node.inputs[:_FACTORS]:
@@ -164,8 +164,8 @@ def _factors(graph: Graph, node: Node, found: Mapping[int, Quantized]) -> str:
         if maker is None or maker.key not in op_facts().dequantize:
             continue
         # The integers of an invalid model may have no type.
-        if maker.index in found:
-            names[found[maker.index].type] = None
+        if maker.index in quantized:
+            names[quantized[maker.index].type] = None
     return " and ".join(names)
 
 
@@ -251,15 +251,15 @@ class _Form:
             inputs.append(self._dequantized([bias, product], axis=0))
         output = self._node.proto.output[0]
         scale, zero = (self._name(at) for at in operator.result)
-        made = self._editor.names.fresh(f"{output}_float") if scale else output
-        self._made.append(self._editor.make(operator.op, inputs, [made]))
+        name = self._editor.names.fresh(f"{output}_float") if scale else output
+        self._made.append(self._editor.make(operator.op, inputs, [name]))
         known = defs.get_schema(operator.op).attributes
         self._made[-1].attribute.extend(
             copied(item) for item in self._node.proto.attribute if item.name in known
         )
         if scale:
             quantize = self._editor.make(
-                "QuantizeLinear", [made, scale, zero], [output]
+                "QuantizeLinear", [name, scale, zero], [output]
             )
             quantize.domain = self._domain
             self._made.append(quantize)
@@ -335,18 +335,18 @@ def _before(graph: Graph, editor: GraphEditor) -> Mapping[int, _Float]:
     Nodes that move integers are repeated for their floats.
     """
     facts = op_facts()
-    found = dict[int, _Float]()
+    floats = dict[int, _Float]()
     movers = graph.nodes_of(facts.moves_data | facts.exact_when.keys())
     able = graph.exact & {node.index for node in movers}
     for node in graph.order:
         if node.key in facts.quantize and node.input(0) != ABSENT:
             name = graph.values[node.inputs[0]].name
-            found[node.outputs[0]] = _Float(name, graph.types[node.inputs[0]])
+            floats[node.outputs[0]] = _Float(name, graph.types[node.inputs[0]])
         elif node.index in able:
             numbers = _moved_numbers(node)
-            if numbers and all(node.inputs[at] in found for at in numbers):
-                _repeat(editor, node, numbers, found)
-    return found
+            if numbers and all(node.inputs[at] in floats for at in numbers):
+                _repeat(editor, node, numbers, floats)
+    return floats
 
 
 def _moved_numbers(node: Node) -> list[int]:
@@ -367,18 +367,20 @@ def _moved_numbers(node: Node) -> list[int]:
 
 
 def _repeat(
-    editor: GraphEditor, node: Node, numbers: Sequence[int], found: dict[int, _Float]
+    editor: GraphEditor, node: Node, numbers: Sequence[int], floats: dict[int, _Float]
 ) -> None:
     """Let a node that moves integers move floats as well, which it reads from the input positions ``numbers``."""
     twin = copied(node.proto)
     label = f"{node.label}_float"
     twin.name = editor.names.fresh(label)
     for at in numbers:
-        twin.input[at] = found[node.inputs[at]].name
+        twin.input[at] = floats[node.inputs[at]].name
     for at, value in enumerate(node.outputs):
         if value != ABSENT:
             twin.output[at] = editor.names.fresh(label)
-            found[value] = _Float(twin.output[at], found[node.inputs[numbers[0]]].type)
+            floats[value] = _Float(
+                twin.output[at], floats[node.inputs[numbers[0]]].type
+            )
     editor.insert_after(node.index, twin)
 
 
@@ -398,13 +400,13 @@ def _in_floats(editor: GraphEditor, node: Node, maker: Node) -> list[NodeProto]:
     """Return the product of the numbers over their scale, and of the weight less its zero point."""
     fresh = editor.names.fresh
     proto = node.proto
-    made = list[NodeProto]()
+    nodes = list[NodeProto]()
 
     def add(op: str, *inputs: str, **attributes: Any) -> str:
-        made.append(
+        nodes.append(
             editor.make(op, inputs, [fresh(f"{proto.output[0]}/{op}")], **attributes)
         )
-        return made[-1].output[0]
+        return nodes[-1].output[0]
 
     numbers = add("Div", maker.proto.input[0], maker.proto.output[1])
     # The zero point of the numbers, input 2, has no part in their floats; that of the weight, input 3, has.
@@ -416,4 +418,4 @@ def _in_floats(editor: GraphEditor, node: Node, maker: Node) -> list[NodeProto]:
     op = proto.op_type.removesuffix("Integer")
     product = editor.make(op, [numbers, weight], proto.output, proto.name)
     product.attribute.extend(proto.attribute)
-    return [*made, product]
+    return [*nodes, product]

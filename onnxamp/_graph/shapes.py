@@ -159,13 +159,13 @@ def carried_shapes(
         like: the other view.
         shapes: its shapes by value index.
     """
-    found: list[Shape | None] = [None] * (len(view.values) + 1)
+    carried: list[Shape | None] = [None] * (len(view.values) + 1)
     names = like.scopes[0].names
     for name, value in view.scopes[0].names.items():
         if name in names:
-            found[value] = shapes[names[name]]
-    _share_through_casts(view, found)
-    return found
+            carried[value] = shapes[names[name]]
+    _share_through_casts(view, carried)
+    return carried
 
 
 def symbolic_shapes(

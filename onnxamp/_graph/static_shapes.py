@@ -97,18 +97,18 @@ def _known_dims(
         written = (*map(_WRITE, given[:]),) if given else ()
         read = (*map(known.__getitem__, node.inputs),)
         form = node.signature, len(node.outputs), written, read
-        made = results.get(form)
-        if made is None:
+        outputs = results.get(form)
+        if outputs is None:
             inputs = [faces.faces[number] for number in read]
-            made = _outputs(view, node, inputs, types, faces)
-            if made is None or len(results) == most:
+            outputs = _outputs(view, node, inputs, types, faces)
+            if outputs is None or len(results) == most:
                 return None
-            results[form] = made
-        for value, number in zip(node.outputs, made, strict=True):
+            results[form] = outputs
+        for value, number in zip(node.outputs, outputs, strict=True):
             known[value] = number
     sizes = [None if face is None else face.sizes for face in faces.faces]
-    found = [sizes[number] for number in known]
-    return found if _agree(view, found) else None
+    dims = [sizes[number] for number in known]
+    return dims if _agree(view, dims) else None
 
 
 def _given(view: View, types: Sequence[str | None], faces: _Faces) -> list[int] | None:
@@ -167,17 +167,17 @@ def _outputs(
     if signature is None or not is_known or is_altered or ABSENT in node.outputs:
         return None
     inferred = _inferred(view.model, node, signature, inputs)
-    found = list[int]()
+    numbers = list[int]()
     for port, value in enumerate(node.outputs):
         kind = types[value]
-        told = inferred.get(f"out{port}")
-        if kind is None or told is None or declared_type(told) != kind:
+        entry = inferred.get(f"out{port}")
+        if kind is None or entry is None or declared_type(entry) != kind:
             return None
-        sizes = _sizes(told)
+        sizes = _sizes(entry)
         if sizes is None:
             return None
-        found.append(faces.number(kind, sizes))
-    return found
+        numbers.append(faces.number(kind, sizes))
+    return numbers
 
 
 def _inferred(

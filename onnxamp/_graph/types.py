@@ -101,10 +101,10 @@ def same_types(view: View, was: Sequence[int], types: Types) -> Types:
         was: value -> the value of the other view that has its type, but for weights.
         types: types by value index of the other view, all of them known.
     """
-    found = [*map(types.__getitem__, was), None]
+    kinds = [*map(types.__getitem__, was), None]
     for value, tensor in stored_tensors(view.scopes[0]):
-        found[value] = tensor_type(tensor.data_type)
-    return found
+        kinds[value] = tensor_type(tensor.data_type)
+    return kinds
 
 
 def bind(signature: Signature, inputs: Sequence[str | None]) -> dict[str, str]:

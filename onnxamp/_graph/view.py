@@ -202,10 +202,10 @@ class View:
     @cached_property
     def by_key(self) -> Mapping[str, Sequence[Node]]:
         """Op type -> its nodes."""
-        found: dict[str, list[Node]] = {}
+        nodes_of: dict[str, list[Node]] = {}
         for node in self.nodes:
-            found.setdefault(node.key, []).append(node)
-        return found
+            nodes_of.setdefault(node.key, []).append(node)
+        return nodes_of
 
     def nodes_of(self, keys: Iterable[str]) -> list[Node]:
         """Return the nodes of some op types, in the order of all nodes."""
@@ -273,12 +273,12 @@ class View:
     def overridable(self) -> list[Value]:
         """Return the initializers that callers may override."""
         # They are inputs of the model as well, of which there are fewer than values.
-        found = list[Value]()
+        overridable = list[Value]()
         for index in sorted(self.scopes[0].inputs):
             value = self.values[index]
             if value.origin is Origin.DEFAULT:
-                found.append(value)
-        return found
+                overridable.append(value)
+        return overridable
 
 
 def stored_tensors(scope: Scope) -> Iterator[tuple[int, TensorProto]]:
@@ -291,13 +291,13 @@ def shadowing(view: View) -> dict[int, int]:
 
     Complexity: values times nesting depth.
     """
-    found = dict[int, int]()
+    outer_of = dict[int, int]()
     for inner in view.scopes[1:]:
         for name, value in inner.names.items():
             outer = view.visible(name, inner.parent)
             if outer != ABSENT:
-                found[value] = outer
-    return found
+                outer_of[value] = outer
+    return outer_of
 
 
 def scope_path(view: View, scope: int) -> str:
@@ -411,10 +411,10 @@ def passed_values(view: View) -> dict[int, list[int]]:
 
     Complexity: linear in the inputs and outputs of bodies.
     """
-    found: dict[int, list[int]] = {}
+    results: dict[int, list[int]] = {}
     for _, source, result in passages(view):
-        found.setdefault(source, []).append(result)
-    return found
+        results.setdefault(source, []).append(result)
+    return results
 
 
 def passages(view: View) -> Iterator[tuple[int, int, int]]:
@@ -430,10 +430,10 @@ def passed_from(view: View) -> dict[int, list[int]]:
 
     Complexity: linear in the inputs and outputs of bodies.
     """
-    found: dict[int, list[int]] = {}
+    sources: dict[int, list[int]] = {}
     for _, source, result in passages(view):
-        found.setdefault(result, []).append(source)
-    return found
+        sources.setdefault(result, []).append(source)
+    return sources
 
 
 def passing_port(view: View, source: int, result: int) -> tuple[int, int]:

@@ -44,10 +44,10 @@ def work_of(node: Node, shapes: Sequence[Shape | None], trips: int = 1) -> Work:
     sizes = [
         0 if value == ABSENT else elements(shapes[value]) for value in node.inputs
     ]
-    made = [
+    written = [
         0 if value == ABSENT else elements(shapes[value]) for value in node.outputs
     ]
-    return work_with(node.key, tuple(sizes), sum(made), terms, trips)
+    return work_with(node.key, tuple(sizes), sum(written), terms, trips)
 
 
 @lru_cache(maxsize=1 << 12)

@@ -365,10 +365,10 @@ class _Fallbacks:
 def _known_to_break(model: Model, options: Options) -> Iterator[str]:
     """Yield the outputs of nodes with hazards that level auto would measure: on random samples it cannot see them."""
     graph = model.ask(graph_of)
-    found = hazards_for(graph, options.low, options.target)
+    all_hazards = hazards_for(graph, options.low, options.target)
     measured = {
         hazard.node
-        for hazard in undisproved(graph, options, found)
+        for hazard in undisproved(graph, options, all_hazards)
         if hazard.reason.is_measurable and not hazard.reason.ends_by_folding
     }
     for node in graph.at(measured):

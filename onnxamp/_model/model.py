@@ -370,20 +370,20 @@ class StoredWeights(NamedTuple):
 
 
 def locate_weights(
-    model: ModelProto, base_dir: Path, found: Mapping[str, DataFile]
+    model: ModelProto, base_dir: Path, files: Mapping[str, DataFile]
 ) -> StoredWeights:
     """Look up all weights once. ``model`` is changed: data in data files are found without a search from then on.
 
     Args:
         model: a model.
         base_dir: the folder of its data files.
-        found: data files that were looked up when the model was read.
+        files: data files that were looked up when the model was read.
 
     Raises:
         ExternalDataError: a data file is missing, too short, or outside the model's folder.
     """
     size = 0
-    known = dict(found)
+    known = dict(files)
     for tensor in tensors_of(model):
         size += stored_bytes(tensor)
         place = (

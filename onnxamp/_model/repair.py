@@ -72,7 +72,7 @@ def _repaired(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
             f"Several constants had the same name, and the last one counts, as in ONNX Runtime: {named}."
         )
     if is_dead:
-        notes += [_replace_branch(*found) for found in _unreadable(result)]
+        notes += [_replace_branch(*branch) for branch in _unreadable(result)]
     if _is_disordered(result.graph):
         result = in_order(result)
         notes.append("Nodes were out of order and have been sorted.")
@@ -115,15 +115,17 @@ def _constant(node: NodeProto) -> str | None:
 
 def _unclear(graph: GraphProto, doubles: Sequence[str]) -> str | None:
     """Return a name of several large constants that differ; None if there is none."""
-    found = {name: list[TensorProto]() for name in doubles}
+    tensors_of_name = {name: list[TensorProto]() for name in doubles}
     held = [(one.name, one) for one in graph.initializer]
     for node in graph.node:
-        tensor = attribute(node, "value") if _constant(node) in found else None
+        tensor = (
+            attribute(node, "value") if _constant(node) in tensors_of_name else None
+        )
         held += [] if tensor is None else [(node.output[0], tensor)]
     for name, tensor in held:
-        if name in found:
-            found[name].append(tensor)
-    for name, tensors in found.items():
+        if name in tensors_of_name:
+            tensors_of_name[name].append(tensor)
+    for name, tensors in tensors_of_name.items():
         is_large = any(stored_bytes(tensor) >= _LARGE for tensor in tensors)
         if is_large and len({_content(tensor) for tensor in tensors}) > 1:
             return name

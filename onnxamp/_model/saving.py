@@ -214,8 +214,8 @@ def _named_as_usual(
     if can_rename and _renamed(model, path, identity, places, names):
         return []
     if referring:
-        taken, user = next(iter(referring.items()))
-        why = f"{label_beside(user, path.parent)} refers to {taken}"
+        blocked, user = next(iter(referring.items()))
+        why = f"{label_beside(user, path.parent)} refers to {blocked}"
     else:
         existing = (name for name in usual if (path.parent / name).exists())
         why = f"{next(existing, usual[0])} could not be replaced"

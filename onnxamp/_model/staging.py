@@ -292,10 +292,10 @@ def sweep(path: Path) -> None:
     if not CAN_LOCK:  # nothing shows that the process is dead
         return
     for entry in _listed(path.parent):
-        found = pattern.fullmatch(entry.name)
-        if found is not None and entry.is_dir() and not entry.is_symlink():
+        match = pattern.fullmatch(entry.name)
+        if match is not None and entry.is_dir() and not entry.is_symlink():
             with suppress(OSError), _locked(entry, wait=False):
-                _clear(Stage(path, found[1]))
+                _clear(Stage(path, match[1]))
 
 
 def identity_of(file: Path) -> str:
@@ -392,8 +392,8 @@ class RemoteStage(Stage):
             usual = self.path.parent / name
             key = f"place of {name}"
             known = None if self.kept is None else self.kept.get(key)
-            taken = usual.exists() if known is None else known != usual.name
-            self.places[name] = self.with_token(name) if taken else usual
+            is_taken = usual.exists() if known is None else known != usual.name
+            self.places[name] = self.with_token(name) if is_taken else usual
             if self.kept is not None and known is None:
                 self.kept[key] = self.places[name].name
         return self.places[name]

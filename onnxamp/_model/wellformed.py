@@ -198,9 +198,9 @@ class _Checker:
                 is_ordered = is_ordered and readable.issuperset(inputs)
                 readable.update(outputs)
                 count += len(outputs)
-                found = self.node(node, inputs, outputs, opaque=opaque)
-                if found:
-                    stack += [(body, depth + 1, within) for body, within in found]
+                bodies = self.node(node, inputs, outputs, opaque=opaque)
+                if bodies:
+                    stack += [(body, depth + 1, within) for body, within in bodies]
             # Each name once, because a look at those of each node would take as long as all else here.
             if not (is_ordered and {str}.issuperset(map(type, readable))):
                 for node in nodes:
@@ -278,9 +278,9 @@ class _Checker:
                 f"{where} is of type {item.type}, which the installed onnx {onnx.__version__} lacks."
             )
         if used - {wanted} or (wanted in _HELD and not used):
-            found = ", ".join(sorted(used)) or "nothing"
+            actual = ", ".join(sorted(used)) or "nothing"
             raise ModelError(
-                f"{where} should hold its value in {wanted!r}, but holds {found}."
+                f"{where} should hold its value in {wanted!r}, but holds {actual}."
             )
         if item.type in PLAIN:
             return
@@ -308,14 +308,14 @@ def _check_names(node: NodeProto) -> None:
 
 def _check_node(node: NodeProto, signature: Signature) -> None:
     """Refuse a node that does not fit its schema: no runtime would load it."""
-    for kind, found, least, most in (
+    for kind, number, least, most in (
         ("inputs", len(node.input), signature.min_inputs, signature.max_inputs),
         ("outputs", len(node.output), signature.min_outputs, signature.max_outputs),
     ):
-        if not least <= found <= most:
-            wanted = f"at least {least}" if found < least else f"at most {most}"
+        if not least <= number <= most:
+            wanted = f"at least {least}" if number < least else f"at most {most}"
             raise ModelError(
-                f"Node {_label(node)!r} ({node.op_type}) has {found} {kind}; its schema requires {wanted}."
+                f"Node {_label(node)!r} ({node.op_type}) has {number} {kind}; its schema requires {wanted}."
             )
     for position, (name, port) in enumerate(
         zip(node.input, signature.inputs, strict=False)
@@ -343,12 +343,12 @@ def _check_attributes(
             known.get(item.name, item.type),
             AttributeProto.UNDEFINED,
         ):
-            found, wanted = (
+            actual, wanted = (
                 AttributeProto.AttributeType.Name(kind)
                 for kind in (item.type, known[item.name])
             )
             raise ModelError(
-                f"{what} has an attribute {item.name!r} of type {found}; its schema requires {wanted}."
+                f"{what} has an attribute {item.name!r} of type {actual}; its schema requires {wanted}."
             )
     if len(names) < len(node.attribute):
         raise ModelError(f"{what} has two attributes of one name.")

@@ -63,16 +63,16 @@ def check_tensor(tensor: TensorProto, where: str = "") -> None:
         return
     held = [name for name in DATA_FIELDS if len(getattr(tensor, name))]
     if tensor.HasField("raw_data"):
-        found = len(tensor.raw_data)
+        size = len(tensor.raw_data)
         wanted = bytes_of(elem, shape)
         unit = "bytes"
-        fits = not held and found == wanted and elem != TensorProto.STRING
+        fits = not held and size == wanted and elem != TensorProto.STRING
     else:
         own = helper.tensor_dtype_to_field(elem)
-        found = len(getattr(tensor, own))
+        size = len(getattr(tensor, own))
         wanted = _numbers(tensor)
         unit = "elements"
-        fits = held in ([], [own]) and found == wanted
+        fits = held in ([], [own]) and size == wanted
     if not fits:
         raise ModelError(
             f"{what} does not hold the {wanted} {unit} that its shape {shape} requires,"
@@ -149,8 +149,8 @@ def check_type(kind: TypeProto, where: str) -> None:
         utf8(dim.dim_param, f"the name of a dimension of {where}")
 
 
-def utf8(found: Any, what: str) -> str:
+def utf8(text: Any, what: str) -> str:
     """Return the text, which protobuf returns as bytes if it is not UTF-8."""
-    if not isinstance(found, str):
-        raise ModelError(f"The model is damaged: {what} is not UTF-8: {found[:60]!r}.")
-    return found
+    if not isinstance(text, str):
+        raise ModelError(f"The model is damaged: {what} is not UTF-8: {text[:60]!r}.")
+    return text

@@ -97,9 +97,9 @@ class BeyondSamples:
             )
         report = replace(report, not_run=self._beyond.not_run)
         for excursion in self._beyond.excursions:
-            found = compared(excursion)
-            if found.passed or not excursion.alone:
-                report = with_extra(report, excursion, found)
+            comparison = compared(excursion)
+            if comparison.passed or not excursion.alone:
+                report = with_extra(report, excursion, comparison)
             else:
                 report = _one_by_one(report, excursion.alone, compared)
             if not report.passed:
@@ -114,17 +114,22 @@ class BeyondSamples:
         compared: Compares,
     ) -> DiffReport:
         """Return a report that passes with what is proven of the result, and comparisons on inputs that are hard."""
-        found = stress.of(self.reference.model, passed.session.model, passed.samples)
-        report = replace(
-            report, proof=found.proof, headroom=found.headroom, rooms=found.rooms
+        stressed = stress.of(
+            self.reference.model, passed.session.model, passed.samples
         )
-        if found.why:
-            left = NotRun("inputs made to be hard", found.why)
+        report = replace(
+            report,
+            proof=stressed.proof,
+            headroom=stressed.headroom,
+            rooms=stressed.rooms,
+        )
+        if stressed.why:
+            left = NotRun("inputs made to be hard", stressed.why)
             report = replace(report, not_run=(*report.not_run, left.clause))
-        if found.samples is not None:
-            what = found.samples.description
+        if stressed.samples is not None:
+            what = stressed.samples.description
             session = self.reference.alone()
-            self._hard.append(Excursion(what, found.samples, session, is_hard=True))
+            self._hard.append(Excursion(what, stressed.samples, session, is_hard=True))
         return _one_by_one(report, self._hard, compared)
 
     def _with_large_error(
@@ -150,17 +155,17 @@ class BeyondSamples:
         sought = stress.far_off(passed.samples, pair, enough)
         if sought is None:
             return report
-        told = replace(report, sought=ErrorSought(sought.error, sought.runs))
+        noted = replace(report, sought=ErrorSought(sought.error, sought.runs))
         if sought.error < enough:
-            return told
+            return noted
         samples = held_samples(_OFF, [sought.inputs])
         excursion = Excursion(_OFF, samples, self.reference.alone(), is_hard=True)
-        found = compared(excursion)
-        if any(calls.differ for calls in found.choices):
+        comparison = compared(excursion)
+        if any(calls.differ for calls in comparison.choices):
             # The error is that of a choice, so it says nothing of the result.
-            return _with_choices(report, _OFF, found)
+            return _with_choices(report, _OFF, comparison)
         self._hard.append(excursion)
-        return with_extra(told, excursion, found)
+        return with_extra(noted, excursion, comparison)
 
     def _with_tie(
         self,
@@ -192,9 +197,9 @@ def _one_by_one(
     return report
 
 
-def _with_choices(report: DiffReport, what: str, found: DiffReport) -> DiffReport:
+def _with_choices(report: DiffReport, what: str, comparison: DiffReport) -> DiffReport:
     """Return a report with the choices on other inputs, if there are any; their outputs are not judged."""
-    if not found.choices:
+    if not comparison.choices:
         return report
-    extra = Extra(what, choices=found.choices)
+    extra = Extra(what, choices=comparison.choices)
     return replace(report, extras=(*report.extras, extra))

@@ -191,7 +191,7 @@ class Check:
         samples = self.run.samples
         report = RunCheck(engine.name(), samples.description, samples.taken, (), None)
         groups = list[ValueMeasurements]()
-        taken = 0
+        samples_read = 0
         memory = dict[str, Any]()
         kind = CheckProbe if engine.is_reference else EngineProbe
         probe = kind(
@@ -220,14 +220,14 @@ class Check:
                     watched = probe.watched(memory, feeds)
                     groups.append(ValueMeasurements(*watched))
                 groups[-1].add(checked)
-                taken += 1
+                samples_read += 1
                 if self.stop and groups[-1].has_fault(self.ops.takes):
                     break
         if report.skipped is None:
             report = self._measured(report, groups, probe.engine)
             flows = [group.flow for group in groups]
             report = replace(report, not_run=self._not_run(flows))
-        return replace(report, inputs=samples.summary, samples=taken)
+        return replace(report, inputs=samples.summary, samples=samples_read)
 
     def _not_run(self, flows: Sequence[DataflowGraph]) -> tuple[str, ...]:
         """Return clauses about branches that no sample takes, and bodies of loops that none runs."""
@@ -252,8 +252,8 @@ class Check:
         self.ops.check(set(map(op_key, nodes)), set(map(op_key, every)))
         checks = list[tuple[list[ValueCheck], str]]()
         for group in groups:
-            taken = [row for row in group.checks() if self.ops.takes(row.op)]
-            checks.append((taken, group.flow.lowest))
+            checked = [row for row in group.checks() if self.ops.takes(row.op)]
+            checks.append((checked, group.flow.lowest))
         # Branches with a fault come first, so that their measurements of a value count; the sort is stable.
         checks.sort(key=lambda pair: not any(row.fault for row in pair[0]))
         values: dict[str, ValueCheck] = {}

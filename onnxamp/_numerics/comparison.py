@@ -230,13 +230,13 @@ class Comparison:
         known = dict[int, SampleDiff]()
         while True:
             part = self._part(other)
-            found = self._compared(probe, activity, part, memory, known=known)
-            report = self._judged(*found)
+            measured = self._compared(probe, activity, part, memory, known=known)
+            report = self._judged(*measured)
             if self._allow_for_integers(report):
-                report = self._judged(*found)
+                report = self._judged(*measured)
             more = further(self.run.samples, closeness(report, self.limits))
             if more is None:
-                return part, report, found[1]
+                return part, report, measured[1]
             self.run = replace(self.run, inputs=more)
 
     def _probe(self, result: Model, *, layers: bool) -> DiffProbe:
@@ -289,8 +289,8 @@ class Comparison:
             is_hard=excursion.is_hard,
             _key=token_hex(),
         )
-        told = f"{activity} with {excursion.what}"
-        return there.compare(result, layers=layers, activity=told, seconds=seconds)
+        title = f"{activity} with {excursion.what}"
+        return there.compare(result, layers=layers, activity=title, seconds=seconds)
 
     def _allow_for_integers(self, report: DiffReport) -> bool:
         """Measure the cost of integers for the reference once, if a result misses its limits; return whether this
@@ -307,8 +307,8 @@ class Comparison:
         # A result that is open from the samples is not the one that is compared here.
         run = replace(self.run, state=None)
         anew = replace(self, run=run, beyond=None, _result=None)
-        found = anew.compare(exact, layers=False, activity="measuring integers")
-        self.limits = self.limits.allowing(found.outputs)
+        integers = anew.compare(exact, layers=False, activity="measuring integers")
+        self.limits = self.limits.allowing(integers.outputs)
         return bool(self.limits.coarse)
 
     def with_original(
@@ -333,9 +333,9 @@ class Comparison:
         activity = "comparing with the original"
         quantized = anew.compare(self.reference.model, layers=False, activity=activity)
         low = anew.compare(result, layers=False, activity=activity)
-        for found in (quantized, low):
-            if not found.was_compared:
-                why = found.skipped or found.failure
+        for comparison in (quantized, low):
+            if not comparison.was_compared:
+                why = comparison.skipped or comparison.failure
                 text = f"The comparison with the original failed: {why}"
                 return replace(report, original=original.label, skipped=text)
         errors = {diff.name: diff.rel_l2 for diff in low.outputs if diff.is_float}

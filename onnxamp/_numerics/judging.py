@@ -99,40 +99,40 @@ def limits_beyond(limits: Limits, where: Excursion, lowest: str) -> Limits:
 
 
 def with_extra(
-    report: DiffReport, excursion: Excursion, found: DiffReport
+    report: DiffReport, excursion: Excursion, comparison: DiffReport
 ) -> DiffReport:
     """Return a report with a comparison beyond its samples; if that fails, with its fault, and where that starts.
 
     Args:
         report: the comparison on the samples, which passes.
         excursion: what was compared beyond them.
-        found: the comparison there.
+        comparison: the comparison there.
     """
     what = excursion.what
-    if found.skipped:
-        left = NotRun(what, found.skipped.rstrip("."))
+    if comparison.skipped:
+        left = NotRun(what, comparison.skipped.rstrip("."))
         return replace(report, not_run=(*report.not_run, left.clause))
-    told = tuple(f"With {what}: {text}" for text in found.warnings)
-    failure = f"With {what}: {found.failure}" if found.failure else None
+    warnings = tuple(f"With {what}: {text}" for text in comparison.warnings)
+    failure = f"With {what}: {comparison.failure}" if comparison.failure else None
     extra = Extra(
         what=what,
-        outputs=found.outputs,
-        judgements=found.judgements,
+        outputs=comparison.outputs,
+        judgements=comparison.judgements,
         failure=failure,
-        warnings=told,
+        warnings=warnings,
         is_hard=excursion.is_hard,
         is_empty=excursion.is_empty,
-        choices=found.choices,
+        choices=comparison.choices,
     )
     report = replace(report, extras=(*report.extras, extra))
-    if found.passed:
+    if comparison.passed:
         return report
     return replace(
         report,
         failure=failure,
-        warnings=(*report.warnings, *told),
-        first_bad=found.first_bad,
-        layers=found.layers,
+        warnings=(*report.warnings, *warnings),
+        first_bad=comparison.first_bad,
+        layers=comparison.layers,
     )
 
 
@@ -236,12 +236,12 @@ def _miss_sentence(
         if diff.size < NUMBERS:
             why = f"samples show few of its numbers ({diff.size})"
         limit = f"{miss.limit:.2g}, as {why}"
-    found = _told_apart(miss.found, miss.limit)
+    number = _told_apart(miss.found, miss.limit)
     whose = metric_of(miss.metric, diff)
-    return f"Output {diff.name!r}: {whose} is {found}; the limit is {limit}."
+    return f"Output {diff.name!r}: {whose} is {number}; the limit is {limit}."
 
 
-def _told_apart(found: float, limit: float) -> str:
+def _told_apart(number: float, limit: float) -> str:
     """Return a number with two digits, or with as many as distinguish it from the limit."""
-    texts = (f"{found:.{digits}g}" for digits in range(2, 18))
-    return next((text for text in texts if float(text) != limit), str(found))
+    texts = (f"{number:.{digits}g}" for digits in range(2, 18))
+    return next((text for text in texts if float(text) != limit), str(number))

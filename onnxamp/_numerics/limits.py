@@ -254,9 +254,9 @@ def _held(diff: TensorDiff, limits: Mapping[str, float]) -> list[Judgement]:
     """Compare an output with limits by metric."""
     judgements = []
     for metric, limit in limits.items():
-        found = float(getattr(diff, metric))
-        passed = found >= limit if metric in AT_LEAST else found <= limit
-        judgements.append(Judgement(diff.name, metric, found, limit, passed))
+        number = float(getattr(diff, metric))
+        passed = number >= limit if metric in AT_LEAST else number <= limit
+        judgements.append(Judgement(diff.name, metric, number, limit, passed))
     return judgements
 
 
@@ -297,7 +297,7 @@ def make_limits(limits: Mapping[str, LimitLike]) -> Limits:
         raise ArgumentTypeError(
             f"limits must be a dict of limits by metric, not {type(limits).__name__}."
         )
-    made: dict[str, dict[str, float]] = {}
+    by_metric: dict[str, dict[str, float]] = {}
     for metric, given in limits.items():
         if metric not in AT_MOST and metric not in AT_LEAST:
             raise ArgumentError(
@@ -305,8 +305,8 @@ def make_limits(limits: Mapping[str, LimitLike]) -> Limits:
             )
         for name, limit in _by_output(metric, given):
             _check_bounds(metric, name, limit)
-            made.setdefault(metric, {})[name] = limit
-    return Limits(made)
+            by_metric.setdefault(metric, {})[name] = limit
+    return Limits(by_metric)
 
 
 def with_tolerance(limits: Limits, tolerance: LimitLike) -> Limits:

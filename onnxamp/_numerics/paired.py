@@ -214,9 +214,9 @@ class PairedExecution:
             note = None
             exponent = self.pairing.exponents.get(name, 0)
             reference = self._as_stored(one, name)
-            found = other.values.get(name)
+            result = other.values.get(name)
             if self.accumulated:
-                accumulated, note = _measured(reference, found, exponent)
+                accumulated, note = _measured(reference, result, exponent)
             local = None
             alone = replayed.get(name)
             trouble = None
@@ -226,7 +226,7 @@ class PairedExecution:
                 local, trouble = _measured(reference, alone, exponent)
             hidden = 0.0, 0.0
             if self.groups:
-                hidden = _hidden(reference, alone, found)
+                hidden = _hidden(reference, alone, result)
             compared[name] = Compared(local, accumulated, note or trouble, hidden)
             replayed.pop(name, None)
         one.used(targets)
@@ -330,14 +330,14 @@ def _measured(
 def _hidden(
     reference: "ort.OrtValue | None",
     alone: "ort.OrtValue | None",
-    found: "ort.OrtValue | None",
+    result: "ort.OrtValue | None",
 ) -> tuple[float, float]:
     """Return the errors of the worst groups of numbers of a value that the norm of the whole hides.
 
     Args:
         reference: the value.
         alone: what the result's op makes of the reference's values.
-        found: what it makes of its own.
+        result: what it makes of its own.
     """
     if reference is None or not _is_float(reference):
         return 0.0, 0.0
@@ -347,7 +347,7 @@ def _hidden(
         and _is_float(value)
         and value.shape() == reference.shape()
         else None
-        for value in (alone, found)
+        for value in (alone, result)
     ]
     one, other = hidden_errors(from_value(reference), results)
     return one, other

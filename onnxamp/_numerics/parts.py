@@ -69,25 +69,25 @@ def grouped(
                 yield Grouped(output, _floor(flows, output), groups)
 
 
-def are_off(found: Iterable[Grouped]) -> bool:
+def are_off(groups: Iterable[Grouped]) -> bool:
     """Return whether a group of numbers may miss its limit."""
-    worst = (one.worst for one in found)
+    worst = (one.worst for one in groups)
     return any(part is not None and part.rel_l2 > PART_OFF for part in worst)
 
 
 def steady(
-    found: Iterable[Grouped],
+    groups: Iterable[Grouped],
     reference: Mapping[str, Any],
     moved: Mapping[str, Any],
 ) -> Iterator[Grouped]:
     """Yield groups without those that are noise.
 
     Args:
-        found: the groups of a sample.
+        groups: the groups of a sample.
         reference: outputs of the reference.
         moved: its outputs for inputs with other last digits.
     """
-    for one in found:
+    for one in groups:
         outputs = reference[one.output], moved[one.output]
         if not _are_floats(*outputs):
             yield one

@@ -139,17 +139,17 @@ class TwoModels(PairedSessions):
         """
         number, sample, progress = item
         feeds = check_inputs(self.reference.model.proto, sample)
-        found = SampleDiff()
+        measured = SampleDiff()
         try:
             flows = self.reference.prepare(feeds).flow, self.result.prepare(feeds).flow
             facts = self._facts(*flows)
-            found = SampleDiff(facts)
+            measured = SampleDiff(facts)
             choosing = choosers(*flows) if self.probe.choices else []
             ran = self._run(number, feeds, progress, also=read_by(choosing))
         except RuntimeFailure as error:
-            return replace(found, error=error)
+            return replace(measured, error=error)
         if ran.failure is not None:
-            return replace(found, failure=ran.failure)
+            return replace(measured, failure=ran.failure)
         parts = dict(worst_parts(flows, ran.reference, ran.result))
         reference, result = self._outputs(feeds, flows[0], ran)
         reader = self.reader
@@ -160,9 +160,9 @@ class TwoModels(PairedSessions):
         try:
             tokens += self._generated(number, feeds, (reference, result))
         except RuntimeFailure as error:
-            return replace(found, failure=str(error))
+            return replace(measured, failure=str(error))
         return replace(
-            found,
+            measured,
             noise=self._noise(number, feeds, reference, diffs, facts),
             outputs=tuple(
                 replace(_as_declared(diff, *flows), part=parts.get(diff.name))
@@ -252,14 +252,14 @@ class TwoModels(PairedSessions):
     ) -> tuple[Grouped, ...]:
         """Return the groups of numbers of outputs; without those that are noise in float32, if one is off."""
         flows = self.reference.prepare(feeds).flow, self.result.prepare(feeds).flow
-        found = tuple(grouped(flows, reference, result))
-        if not are_off(found):
-            return found
+        groups = tuple(grouped(flows, reference, result))
+        if not are_off(groups):
+            return groups
         try:
             moved = self.reference.run(nudged(feeds, item.number))
         except RuntimeFailure:
-            return found
-        return tuple(steady(found, reference, moved))
+            return groups
+        return tuple(steady(groups, reference, moved))
 
     def _saturated(
         self, feeds: Feeds, reference: Outputs, result: Outputs
@@ -273,8 +273,8 @@ class TwoModels(PairedSessions):
             model = one.model
             if not may_saturate(one.engine, model.proto):
                 continue
-            if found := saturation_of(one.engine, model, feeds, outputs):
-                yield found.note(name)
+            if saturation := saturation_of(one.engine, model, feeds, outputs):
+                yield saturation.note(name)
                 return  # the other is the same network
 
     def _facts(self, reference: DataflowGraph, result: DataflowGraph) -> RunFacts:

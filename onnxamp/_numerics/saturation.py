@@ -43,14 +43,14 @@ class Saturation(NamedTuple):
 
     def note(self, name: str) -> str:
         """Return a note for a report about a model."""
-        told = (
+        note = (
             "On this CPU, which lacks VNNI, int8 products saturate in ONNX Runtime's default sessions: outputs of"
             f" {name} are off by {100 * self.error:.2g} %."
         )
         if self.compared is not None:
             is_included = self.compared > self.error / 2
-            told += f" The errors above {'contain' if is_included else 'do not contain'} that."
-        return f"{told} Set the session option session.x64quantprecision to '1', or quantize with reduce_range=True."
+            note += f" The errors above {'contain' if is_included else 'do not contain'} that."
+        return f"{note} Set the session option session.x64quantprecision to '1', or quantize with reduce_range=True."
 
 
 def may_saturate(engine: Engine, model: ModelProto) -> bool:
@@ -76,9 +76,9 @@ def _products_saturate() -> bool:
         ],
         [helper.make_tensor_value_info("y", TensorProto.INT32, [1, 16])],
     )
-    (found,) = make_session(model).run(None, {"x": numbers, "w": weight})
+    (product,) = make_session(model).run(None, {"x": numbers, "w": weight})
     exact = numbers.astype(np.int32) @ weight.astype(np.int32)
-    return not np.array_equal(found, exact)
+    return not np.array_equal(product, exact)
 
 
 def saturation_of(

@@ -56,8 +56,8 @@ class Tally:
             self.refused.add(number)
         self.alarms += sample.mismatches
         self.taken.update(sample.taken)
-        join(self.grouped, {found.output: found for found in sample.grouped})
-        join(self.detections, {found.outputs: found for found in sample.detections})
+        join(self.grouped, {one.output: one for one in sample.grouped})
+        join(self.detections, {one.outputs: one for one in sample.detections})
         join(self.layers, {row.value: row for row in sample.layers})
         join(self.choices, {calls.node: calls for calls in sample.choices})
         join(self.tokens, {tokens.output: tokens for tokens in sample.tokens})
@@ -90,11 +90,11 @@ class Tally:
             outputs.setdefault(diff.name, []).append(diff)
         for name, diffs in outputs.items():
             diff = merge(diffs)
-            found = self.grouped[name].worst if name in self.grouped else None
+            worst = self.grouped[name].worst if name in self.grouped else None
             first = [one.rel_l2 for one in diffs[: self.usual]]
             yield replace(
                 diff,
-                part=_clearer(diff.part, found),
+                part=_clearer(diff.part, worst),
                 usual_rel_l2=max(first, default=None),
             )
 

@@ -125,8 +125,8 @@ def imported(what: str, name: str) -> Callable[..., Any]:
         ) from error
     if not callable(function):
         raise ArgumentError(f"The {what} {name!r} is not a function.")
-    found: Callable[..., Any] = function
-    return found
+    checked: Callable[..., Any] = function
+    return checked
 
 
 def _from_file(name: str) -> ModuleType:

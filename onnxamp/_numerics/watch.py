@@ -124,7 +124,7 @@ def _ends(
     flow: DataflowGraph, measured: Mapping[str, Measurement]
 ) -> list[Measurement]:
     """Return what is measured of the outputs: of sequences and maps, the tensors that they are made of."""
-    found = list[Measurement]()
+    ends = list[Measurement]()
     stack = [*flow.outputs]
     seen = set[str]()
     while stack:
@@ -134,10 +134,10 @@ def _ends(
         seen.add(name)
         is_tensor = (flow.types.get(name) or "").startswith("tensor(")
         if name in measured:
-            found.append(measured[name])
+            ends.append(measured[name])
         elif name in flow.maker and not is_tensor:
             stack += flow.reads[flow.maker[name]]
-    return found
+    return ends
 
 
 def _names_of(rows: Iterable[WatchedValue]) -> set[str]:

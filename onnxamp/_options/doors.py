@@ -152,13 +152,13 @@ class _Call:
             self._add(keywords, zip(order, given, strict=False))
             given = given[len(order) :]
         self._add(keywords, named.items())
-        taken = set(self.ordered[: len(given)])
+        by_position = set(self.ordered[: len(given)])
         for theirs, value in list(keywords.items()):
             if theirs in own:
                 continue
             del keywords[theirs]
             pairs = list(self._meant(rows, theirs, value))
-            if twice := [name for name, _ in pairs if name in taken]:
+            if twice := [name for name, _ in pairs if name in by_position]:
                 self._refuse_twice(theirs, twice[0])
             self._add(keywords, pairs, theirs)
         return given, keywords

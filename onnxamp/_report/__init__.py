@@ -112,11 +112,11 @@ def detailed(rows: Iterable[Any]) -> tuple[str, ...]:
     nodes = dict[str, list[str]]()
     for row in rows:
         nodes.setdefault(row.detail, []).append(row.node)
-    found = nodes.pop("", [])
+    lines = nodes.pop("", [])
     for detail, names in nodes.items():
         ends = (names[0], detail) if len(names) == 1 else (detail, ", ".join(names))
-        found.append(": ".join(ends))
-    return tuple(found)
+        lines.append(": ".join(ends))
+    return tuple(lines)
 
 
 def opset_text(opsets: Iterable[tuple[str, int]]) -> str:

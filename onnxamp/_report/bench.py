@@ -66,11 +66,11 @@ def _figure(timing: Timing) -> Figure:
     batch = "" if timing.batch is None else f" at batch {timing.batch}"
     if (ratio := timing.speedup) is None:
         value = time_text(1e6 * timing.latency.median)
-        told = f"median of {timing.latency.runs:,} runs"
-        return Figure(f"latency{batch}", value, told, f"{value}{batch}")
-    told = f"95 % confidence: {ratio.low:.2f} to {ratio.high:.2f}; {timing.model}"
+        remark = f"median of {timing.latency.runs:,} runs"
+        return Figure(f"latency{batch}", value, remark, f"{value}{batch}")
+    remark = f"95 % confidence: {ratio.low:.2f} to {ratio.high:.2f}; {timing.model}"
     value = f"{ratio.value:.2f}"
-    return Figure(f"speed-up{batch}", value, told, f"speed-up {value}{batch}")
+    return Figure(f"speed-up{batch}", value, remark, f"speed-up {value}{batch}")
 
 
 def _verdict(report: BenchReport) -> Headline:
@@ -85,9 +85,11 @@ def _verdict(report: BenchReport) -> Headline:
         own = (one.speedup for one in report.timings if one.model == model)
         ratios = [ratio for ratio in own if ratio]
         standings.setdefault(_standing(ratios, first), []).append(model)
-    told = ", and ".join(f"{_are(models)} {how}" for how, models in standings.items())
+    sentence = ", and ".join(
+        f"{_are(models)} {how}" for how, models in standings.items()
+    )
     is_sure = not any(how.endswith(_UNSURE) for how in standings)
-    return Headline(Status.PASSED if is_sure else Status.UNKNOWN, f"{told}.")
+    return Headline(Status.PASSED if is_sure else Status.UNKNOWN, f"{sentence}.")
 
 
 def _standing(ratios: Sequence[TimeRatio], first: str) -> str:

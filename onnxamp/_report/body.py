@@ -66,8 +66,8 @@ class Body:
         shown = [part for part in parts if isinstance(part, Figure)]
         room = ENDLESS if self.whole else FOLDS * remark_room(shown, width)
         for figure in shown:
-            told = (figure.label, figure.value, name_cut(figure.remark, room))
-            figures.add_row("", *map(text_of, told))
+            cells = (figure.label, figure.value, name_cut(figure.remark, room))
+            figures.add_row("", *map(text_of, cells))
         if figures.row_count:
             yield figures
         for part in listed_parts(parts):

@@ -92,8 +92,8 @@ def _verdict(audit: Audit | None, run: RunCheck | None) -> Headline:
     findings = audit.findings if audit else ()
     counts = Counter(finding.severity for finding in findings)
     kinds = [kind for kind in ("error", "warning") if counts[kind]]
-    told = " and ".join(count(counts[kind], kind) for kind in kinds)
-    details = (f"The check found {told}.",) if told else ()
+    totals = " and ".join(count(counts[kind], kind) for kind in kinds)
+    details = (f"The check found {totals}.",) if totals else ()
     left = not_run(run) if run is not None else None
     if left is not None:
         details = (*details, left)
@@ -210,13 +210,13 @@ def _providers(audit: Audit) -> Iterator[Figure]:
         ]
         uncounted = [node for node in placed if node.op in op_facts().uncounted]
         casts = sum(node.op == "Cast" for node in uncounted)
-        told = []
+        inner = []
         if casts:
-            told.append(count(casts, "Cast"))
+            inner.append(count(casts, "Cast"))
         if bodies := len(uncounted) - casts:
-            told.append(f"{count(bodies, 'node')} of control flow")
-        if told:
-            others.append(f"including {' and '.join(told)}")
+            inner.append(f"{count(bodies, 'node')} of control flow")
+        if inner:
+            others.append(f"including {' and '.join(inner)}")
         yield Figure(f"nodes on {home}", f"{providers[home]:,}", ", ".join(others))
 
 
@@ -266,10 +266,10 @@ def _fits(run: RunCheck) -> tuple[str, ...]:
 
 def _out_of_range(row: OutOfRange) -> tuple[str, ...]:
     """Return a value that does not fit float16, with the effect of exponents."""
-    told = f"does not fit: {row.why}"
+    effect = f"does not fit: {row.why}"
     if row.exponent:
-        told = f"{number(row.largest * 2.0**-row.exponent)}, stored times 2^{-row.exponent}"
-    return row.value, row.op or "input", number(row.largest), told
+        effect = f"{number(row.largest * 2.0**-row.exponent)}, stored times 2^{-row.exponent}"
+    return row.value, row.op or "input", number(row.largest), effect
 
 
 def _exponents_step(run: RunCheck | None) -> tuple[NextStep, ...]:

@@ -21,10 +21,10 @@ def choices_section(diff: DiffReport) -> Section:
         sentences += (f"With {extra.what}: {_lowered(one)}" for one in there)
     if not sentences:
         return section("Choices")
-    told = (
+    lead = (
         "Results may differ where numbers nearly tie. That alone fails no validation."
     )
-    return section("Choices", hint(told), notes(sentences))
+    return section("Choices", hint(lead), notes(sentences))
 
 
 def _sentences(calls: Sequence[CloseCalls]) -> Iterator[str]:

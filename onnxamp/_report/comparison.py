@@ -66,14 +66,14 @@ def diff_report(diff: DiffReport) -> Report:
     layers = section(
         "Layers with the largest local errors", _layers(diff), on_page=False
     )
-    told = section("Notes", notes(comparison_notes(diff)))
+    remarks = section("Notes", notes(comparison_notes(diff)))
     return Report(
         task=f"diff, {diff.lowest}",
         verdict=diff_verdict(diff),
         models=(diff.reference, diff.result),
         ran=where_it_ran(diff),
         figures=(*error_figures(diff), *range_figures(diff)),
-        sections=(*comparison_sections(diff), layers, told),
+        sections=(*comparison_sections(diff), layers, remarks),
         steps=steps_of(diff.cure),
         lines=None if diff.layers else LINES,  # who asks for layers wants to see them
     )
@@ -223,20 +223,20 @@ def range_figures(diff: DiffReport | None) -> Iterator[Figure]:
     proof = diff.proof
     if proof is not None and proof.values:
         share = f"{proof.proven:,} of {proof.values:,}"
-        told = f"{diff.lowest} values, for every input{within(proof)}"
+        remark = f"{diff.lowest} values, for every input{within(proof)}"
         if not proof.proven and not proof.assumed:
-            told = f"{diff.lowest} values (--input-range states the ranges of inputs)"
-        yield Figure("proven in range", share, told)
-    found = diff.headroom
-    if found is not None:
-        told = (
-            f"of {diff.lowest}'s range, value {found.value}, on inputs made to be hard"
-        )
-        yield Figure("largest magnitude", percent(found.share, 1.0), told)
+            remark = (
+                f"{diff.lowest} values (--input-range states the ranges of inputs)"
+            )
+        yield Figure("proven in range", share, remark)
+    headroom = diff.headroom
+    if headroom is not None:
+        remark = f"of {diff.lowest}'s range, value {headroom.value}, on inputs made to be hard"
+        yield Figure("largest magnitude", percent(headroom.share, 1.0), remark)
     if diff.sought is not None:
         tried = count(diff.sought.inputs, "input")
-        told = f"the largest on {tried} made to be hard"
-        yield Figure("error sought", number(diff.sought.error), told)
+        remark = f"the largest on {tried} made to be hard"
+        yield Figure("error sought", number(diff.sought.error), remark)
 
 
 def within(proof: Proof) -> str:
@@ -258,14 +258,14 @@ def text_figures(diff: TextResults) -> Iterator[Figure]:
             yield Figure("top-1 agreement", agreed, f"of rows, {where}")
     if (text := diff.perplexity) is not None:
         both = f"{number(text.reference, 5)} → {number(text.result, 5)}"
-        told = f"reference → result, {count(text.tokens, 'token')} of the texts"
-        yield Figure("perplexity", both, told)
+        remark = f"reference → result, {count(text.tokens, 'token')} of the texts"
+        yield Figure("perplexity", both, remark)
     for one in diff.tokens:
         if not one.output:
-            told = f"generated greedily after {count(one.sequences, 'prompt')}"
+            remark = f"generated greedily after {count(one.sequences, 'prompt')}"
             diverge = "diverges" if one.parted == 1 else "diverge"
-            told += f"; {one.parted:,} of them {diverge}" if one.parted else ""
-            yield Figure("same tokens", f"{one.same:,}", told)
+            remark += f"; {one.parted:,} of them {diverge}" if one.parted else ""
+            yield Figure("same tokens", f"{one.same:,}", remark)
 
 
 def comparison_sections(diff: DiffReport | None) -> tuple[Section, ...]:
@@ -444,8 +444,8 @@ def _costs(diff: DiffReport) -> list[Part]:
         )
         for cost in diff.costs
     ]
-    told = f"Relative L2 errors against {diff.original}."
-    return [hint(told), table("costs", rows, dtype=diff.lowest)]
+    lead = f"Relative L2 errors against {diff.original}."
+    return [hint(lead), table("costs", rows, dtype=diff.lowest)]
 
 
 def _detections(diff: DiffReport) -> list[Part]:
@@ -457,11 +457,11 @@ def _detections(diff: DiffReport) -> list[Part]:
         counts = [f"{n:,}" for n in (d.rows, d.matched, d.lost, d.new)]
         errors = map(number, (d.worst_overlap, d.worst_score, d.error))
         rows.append((", ".join(d.outputs), *counts, *errors))
-    told = (
+    lead = (
         "These outputs list what the model selected by value. onnxamp matches rows before it compares them,"
         " because near-equal ones may swap places (--metric elements compares them in place)."
     )
-    return [hint(told), table("detections", rows)]
+    return [hint(lead), table("detections", rows)]
 
 
 def _more_metrics(diff: DiffReport) -> Table:
@@ -497,8 +497,8 @@ def _layers(diff: DiffReport) -> list[Part]:
         return []
     rows = map(_layer, sorted(diff.layers, key=_badness, reverse=True))
     values = count(len(diff.layers), "value")
-    told = f"{values} in both models. Errors are relative L2; a local error is that of the op alone."
-    return [hint(told), table("layers", rows)]
+    lead = f"{values} in both models. Errors are relative L2; a local error is that of the op alone."
+    return [hint(lead), table("layers", rows)]
 
 
 def _layer(row: LayerDiff) -> tuple[str, ...]:

@@ -97,7 +97,7 @@ def _sections(conversion: Conversion, audit: Audit | None) -> tuple[Section, ...
     """Return the sections of the report of a conversion, in the order in which they are read."""
     plan = conversion.plan
     validation = conversion.validation
-    told = notes([*conversion_notes(conversion), *comparison_notes(validation)])
+    remarks = notes([*conversion_notes(conversion), *comparison_notes(validation)])
     causes = [cause for cause in conversion.causes if cause.casts]
     costs = (
         Statement(sentence_of(one), label=count(one.casts, "Cast")) for one in causes
@@ -120,7 +120,7 @@ def _sections(conversion: Conversion, audit: Audit | None) -> tuple[Section, ...
             is_detail=True,
             on_page=False,
         ),
-        section("Notes", told),
+        section("Notes", remarks),
     )
 
 
@@ -236,7 +236,7 @@ def _healed(validation: DiffReport | None) -> Iterator[Part]:
     yield Statement(f"The first result failed: {cure.failure}", Severity.WARNING)
     if cure.first_bad is not None:
         yield Statement(first_bad_sentence(cure.first_bad))
-    told = cure.outcome
+    sentence = cure.outcome
     if cure.confirmed:
         kept = "Known hazards stay in float32, see below"
         if cure.level:
@@ -245,8 +245,8 @@ def _healed(validation: DiffReport | None) -> Iterator[Part]:
             stay = "stays" if len(cure.nodes) == 1 else "stay"
             kept = f"{count(len(cure.nodes), 'node')} {stay} in float32"
         trials = f"; found in {count(cure.trials, 'trial')}" if cure.trials else ""
-        told = f"{kept}{_price(cure)}{trials}."
-    yield Statement(told, members=cure.nodes)
+        sentence = f"{kept}{_price(cure)}{trials}."
+    yield Statement(sentence, members=cure.nodes)
     if validation.inputs.startswith("random"):
         yield Statement(
             "The inputs are random. The conversion may pass without this fix on real ones (--inputs)."
@@ -330,8 +330,8 @@ def _unconverted(
         return None
     if status is Status.PASSED:
         status = Status.NO_GAIN
-    told = filter(None, (cure.failure, cure.outcome, last))
-    return Headline(status, sentence, tuple(told))
+    details = filter(None, (cure.failure, cure.outcome, last))
+    return Headline(status, sentence, tuple(details))
 
 
 def _better(conversion: Conversion) -> Iterator[str]:
@@ -461,10 +461,10 @@ def _losses(conversion: Conversion) -> list[Part]:
         c = weights[name]
         counts = (c.elements, c.overflowed, c.flushed, c.subnormal)
         rows.append((name, *map("{:,}".format, counts)))
-    told = f"{len(lost):,} of {count(len(weights), 'converted tensor')}."
+    lead = f"{len(lost):,} of {count(len(weights), 'converted tensor')}."
     if fewer := sum(c.subnormal for name, c in weights.items() if name not in named):
-        told += f" In the others, {count(fewer, 'element')} became subnormal."
-    return [hint(told), table("lost-weights", rows)]
+        lead += f" In the others, {count(fewer, 'element')} became subnormal."
+    return [hint(lead), table("lost-weights", rows)]
 
 
 def _kept(conversion: Conversion) -> Table:

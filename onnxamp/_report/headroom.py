@@ -31,14 +31,14 @@ def headroom_section(rooms: Sequence[Room], dtype: str) -> Section:
         return section("Headroom", hint(_UNKNOWN))
     gauges = tuple(_gauge(room, limit) for room in known)
     columns = ("value", "seen", "stressed", "proven", f"largest |x|, to {limit:g}")
-    told = f"Values closest to the end of {dtype}. Each step of a bar doubles the magnitude."
+    lead = f"Values closest to the end of {dtype}. Each step of a bar doubles the magnitude."
     if len(known) < len(rooms):
-        told += " Values without a proven bound are left out. --inputs shows how far samples come."
+        lead += " Values without a proven bound are left out. --inputs shows how far samples come."
     elif all(room.seen is None for room in rooms):
-        told += " --inputs adds how far samples come."
+        lead += " --inputs adds how far samples come."
     return section(
         "Headroom",
-        hint(told),
+        hint(lead),
         Gauges(columns, gauges, _BELOW / (_BELOW + _ABOVE), _LEGEND),
     )
 

@@ -74,8 +74,8 @@ def inspection_report(
         errors.append(section(f"Error to expect at level {level}", expected))
         every = decision_table(plan)
         title = f"Decisions at level {level}"
-        told = hint(VARIABLES)
-        decisions.append(section(title, told, every, is_detail=not with_decisions))
+        lead = hint(VARIABLES)
+        decisions.append(section(title, lead, every, is_detail=not with_decisions))
     none = Statement(
         "No level applies, because the opset is too old: upgrade it with --opset."
     )

@@ -19,7 +19,7 @@ def ops_report(views: Sequence[OpView]) -> Report:
             (fact.topic, fact.target, fact.text, fact.file, fact.source)
             for fact in view.facts
         )
-        told = hint("Files are in onnxamp/_data, unless they name a module.")
-        sections.append(section(view.op, told, table("op-facts", rows)))
+        lead = hint("Files are in onnxamp/_data, unless they name a module.")
+        sections.append(section(view.op, lead, table("op-facts", rows)))
     names = tuple(view.op for view in views)
     return Report("lists", models=names, sections=tuple(sections))

@@ -454,10 +454,10 @@ def expected_parts(
     if errors:
         cells.append(number(max(errors)))
     yield table("expected", [cells], more=["measured"] if errors else ())
-    told = f"Relative L2 errors of the worst output, from one backward pass through {count(expected.samples, 'sample')}."
+    text = f"Relative L2 errors of the worst output, from one backward pass through {count(expected.samples, 'sample')}."
     if expected.samples > 1 and expected.least is not None:
-        told = f"{told[:-1]}; on the sample with the smallest error, {number(expected.least)} is expected."
-    yield Statement(told)
+        text = f"{text[:-1]}; on the sample with the smallest error, {number(expected.least)} is expected."
+    yield Statement(text)
     if expected.jumps:
         select = "selects" if len(expected.jumps) == 1 else "select"
         yield Statement(

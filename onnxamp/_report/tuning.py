@@ -83,7 +83,7 @@ def tuning_report(
     base = conversion_report(conversion, audit)
     mine = outcome_report(tuned, state)
     several = len(tuned.candidates) > 1 and state is not None
-    told = NextStep(
+    step = NextStep(
         "--pick K with the same --state writes candidate K without measuring again."
     )
     texts = tuple[Figure, ...]()
@@ -94,7 +94,7 @@ def tuning_report(
     report = base._replace(
         figures=(*mine.figures, *texts, *base.figures),
         sections=(*mine.sections, section("Generated tokens", tokens), *base.sections),
-        steps=(*base.steps, told) if several else base.steps,
+        steps=(*base.steps, step) if several else base.steps,
         lines=LINES if tuned.candidates[tuned.chosen].nodes else _NOTHING_LINES,
     )
     if conversion.validation is not None:
@@ -185,8 +185,8 @@ def _compensation(tuned: Tuned, effect: CompensationEffect) -> str:
         return f"Weights are rounded to nearest, not with compensation: {effect.why}.{asked}"
     with_it, without = _ways(tuned, effect)
     ways = [f"with compensation: {with_it}", f"to nearest: {without}"]
-    taken, left = ways if effect.used else reversed(ways)
-    return f"Weights are rounded {taken}; {left}."
+    way, left = ways if effect.used else reversed(ways)
+    return f"Weights are rounded {way}; {left}."
 
 
 def _ways(tuned: Tuned, effect: Exponents | CompensationEffect) -> list[str]:
@@ -299,12 +299,12 @@ def _missing(tuned: Tuned) -> str:
     least = min(faster, key=attrgetter("best_known_error"))
     gain = speedup_text(float32.time, least.time)
     error = least.best_known_error
-    told = f"{tuned.metric} {error_text(tuned, error)}"
+    reached = f"{tuned.metric} {error_text(tuned, error)}"
     given = f"The tolerance is {tolerance_text(tuned)}."
     if error == inf or (tuned.metric in METRICS and error >= _RUINED):
-        return f"{given} By the estimate, every faster candidate ruins the outputs ({told})."
+        return f"{given} By the estimate, every faster candidate ruins the outputs ({reached})."
     return (
-        f"{given} By the estimate, {gain} is possible with {told}:"
+        f"{given} By the estimate, {gain} is possible with {reached}:"
         f" try --tolerance {_accepting(tuned.metric, error)}."
     )
 

@@ -99,37 +99,37 @@ class Accumulator(NamedTuple):
             written: the same with float32 inputs.
             raw: its float32 result.
         """
-        made = _Writer(self.editor, raw, [])
+        writer = _Writer(self.editor, raw, [])
         if self.editor.view.book.opsets.get("", 1) < _WHERE:
-            return made.nodes
+            return writer.nodes
         key = op_key(written)
         product = self.profile.products.get(key)
         total = self.profile.sums.get(key)
         if product is not None:
             if product.accumulator == "float16" and len(written.input) > 1:
-                self._product(made, node, written, raw)
+                self._product(writer, node, written, raw)
         elif total is not None and total.accumulator == "float16":
-            self._sum(made, node, written, raw)
+            self._sum(writer, node, written, raw)
         elif (
             key in self.profile.roundings
             and len(node.inputs) == 1
             and key in self.profile.formulas
         ):
-            compute(self.profile.formulas[key], written.input[0], made.step)
+            compute(self.profile.formulas[key], written.input[0], writer.step)
         elif key in self.profile.roundings:
-            made.off(
+            writer.off(
                 raw,
                 raw,
-                made.number(sqrt(self.profile.roundings[key] ** 2 - 1)),
+                writer.number(sqrt(self.profile.roundings[key] ** 2 - 1)),
                 raw,
                 little=True,
             )
-        if made.nodes:
-            made.nodes[-1].metadata_props.add(key=EXACT, value=raw)
-        return made.nodes
+        if writer.nodes:
+            writer.nodes[-1].metadata_props.add(key=EXACT, value=raw)
+        return writer.nodes
 
     def _product(
-        self, made: "_Writer", node: Node, written: NodeProto, raw: str
+        self, writer: "_Writer", node: Node, written: NodeProto, raw: str
     ) -> None:
         terms = terms_of(node, self.shapes)
         if terms is None:
@@ -137,39 +137,43 @@ class Accumulator(NamedTuple):
         fact = self.profile.product(written, terms)
         size = terms * (fact.growth / _GROWTH) ** 2
         inside = _INSIDE if fact is self.profile.dots.get(node.key) else 0
-        bias = self._bias(made, node, written)
+        bias = self._bias(writer, node, written)
         if terms == 1 and bias is None:
             return
-        alone = raw if bias is None else made("Sub", raw, bias)
+        alone = raw if bias is None else writer("Sub", raw, bias)
         kept = alone
         if terms <= _SHORT:
             # The sum is rounded before the bias is added.
             before = 0 if bias is None else 1
-            grown = made.number(sqrt(before + inside + (size / 2 if terms > 1 else 0)))
+            grown = writer.number(
+                sqrt(before + inside + (size / 2 if terms > 1 else 0))
+            )
         else:
-            ratio = made("Div", _of_squares(made, written), made.square(alone))
-            grown = made(
+            ratio = writer("Div", _of_squares(writer, written), writer.square(alone))
+            grown = writer(
                 "Sqrt",
-                made(
+                writer(
                     "Add",
-                    made("Mul", ratio, made.number(size / 6)),
-                    made.number(size / 3 + inside),
+                    writer("Mul", ratio, writer.number(size / 6)),
+                    writer.number(size / 3 + inside),
                 ),
             )
         if terms > _LONG:
-            left = made("Mul", ratio, made.number(2.0**_DIGITS))
-            lost = made("Div", made.number(-1 / 7), made("Mul", left, left))
-            share = made(
+            left = writer("Mul", ratio, writer.number(2.0**_DIGITS))
+            lost = writer("Div", writer.number(-1 / 7), writer("Mul", left, left))
+            share = writer(
                 "Min",
-                made("Max", made("Add", lost, made.number(1)), made.number(0.75)),
+                writer(
+                    "Max", writer("Add", lost, writer.number(1)), writer.number(0.75)
+                ),
                 left,
             )
-            kept = made("Mul", alone, share)
-        found = made.off(alone, kept, grown, alone, little=terms <= _SHORT)
+            kept = writer("Mul", alone, share)
+        product = writer.off(alone, kept, grown, alone, little=terms <= _SHORT)
         if bias is not None:
-            made("Add", found, bias)
+            writer("Add", product, bias)
 
-    def _bias(self, made: "_Writer", node: Node, written: NodeProto) -> str | None:
+    def _bias(self, writer: "_Writer", node: Node, written: NodeProto) -> str | None:
         """Return the bias that the op adds after the sum, in a shape that broadcasts."""
         if (
             len(written.input) < 3
@@ -179,52 +183,56 @@ class Accumulator(NamedTuple):
             return None
         if node.key == "Gemm":
             beta = attribute(written, "beta")
-            return made(
-                "Mul", written.input[2], made.number(1 if beta is None else beta)
+            return writer(
+                "Mul", written.input[2], writer.number(1 if beta is None else beta)
             )
         rank = len(self.shapes[node.inputs[1]] or ())
         shape = np.array([1, -1] + [1] * (rank - 2))
-        return made(
-            "Reshape", written.input[2], self.editor.ints(shape, f"{made.stem}/shape")
+        return writer(
+            "Reshape",
+            written.input[2],
+            self.editor.ints(shape, f"{writer.stem}/shape"),
         )
 
-    def _sum(self, made: "_Writer", node: Node, written: NodeProto, raw: str) -> None:
+    def _sum(
+        self, writer: "_Writer", node: Node, written: NodeProto, raw: str
+    ) -> None:
         fact = self.profile.sums[node.key]
         terms = summed_terms(node, self.shapes)
-        kept = self._total(made, written, raw) if fact.overflows else raw
+        kept = self._total(writer, written, raw) if fact.overflows else raw
         if not terms or terms < 2:
             return
         results = prod(size or 1 for size in self.shapes[node.outputs[0]] or ())
         alone = fact.split and (terms < fact.split or results >= fact.results)
         if alone or fact.order == "sequential":
-            grown = made.number(sqrt(terms / (4 if node.key == "CumSum" else 2)))
-            made.off(raw, kept, grown, kept, little=terms <= _SHORT)
+            grown = writer.number(sqrt(terms / (4 if node.key == "CumSum" else 2)))
+            writer.off(raw, kept, grown, kept, little=terms <= _SHORT)
             return
         each = max(1.0, 2 * (fact.growth**2 - 8) * terms / _TERMS)
-        grown = made.number(1 + each**2 / (3 * terms))
+        grown = writer.number(1 + each**2 / (3 * terms))
         if node.key in _SIGNED:
-            ratio = made("Div", _of_squares(made, written), made.square(raw))
+            ratio = writer("Div", _of_squares(writer, written), writer.square(raw))
             factor = (each / 2 + log2(terms / each)) / (
                 1 if node.key == "ReduceSum" else terms
             )
-            grown = made("Add", made("Mul", ratio, made.number(factor)), grown)
-        made.off(raw, kept, made("Sqrt", grown), kept, little=True)
+            grown = writer("Add", writer("Mul", ratio, writer.number(factor)), grown)
+        writer.off(raw, kept, writer("Sqrt", grown), kept, little=True)
 
-    def _total(self, made: "_Writer", node: NodeProto, raw: str) -> str:
+    def _total(self, writer: "_Writer", node: NodeProto, raw: str) -> str:
         key = op_key(node)
         if key == "ReduceL2":
-            return made("Sqrt", made.rounded(made("Mul", raw, raw)))
+            return writer("Sqrt", writer.rounded(writer("Mul", raw, raw)))
         if key == "ReduceLogSumExp":
-            return made("Log", made.rounded(made("Exp", raw)))
+            return writer("Log", writer.rounded(writer("Exp", raw)))
         if key == "AveragePool":
-            count = made.number(prod(attribute(node, "kernel_shape")))
+            count = writer.number(prod(attribute(node, "kernel_shape")))
         else:
             sizes = (
-                made("Cast", made("Size", name), to=TensorProto.FLOAT)
+                writer("Cast", writer("Size", name), to=TensorProto.FLOAT)
                 for name in (node.input[0], raw)
             )
-            count = made("Div", *sizes)
-        return made("Div", made.rounded(made("Mul", raw, count)), count)
+            count = writer("Div", *sizes)
+        return writer("Div", writer.rounded(writer("Mul", raw, count)), count)
 
 
 _DIGITS: Final = 11
@@ -234,7 +242,7 @@ _GROWTH: Final = sqrt(_TERMS / 2)
 """``growth`` of one accumulator, as :mod:`onnxamp._facts.providers` defines it; several grow less."""
 
 
-def _of_squares(made: "_Writer", node: NodeProto) -> str:
+def _of_squares(writer: "_Writer", node: NodeProto) -> str:
     """Return the op on squared inputs, without a bias."""
     same = NodeProto()
     same.CopyFrom(node)
@@ -242,15 +250,15 @@ def _of_squares(made: "_Writer", node: NodeProto) -> str:
     del same.input[:], same.output[:]
     is_product = node.op_type not in _SIGNED
     same.input.extend(
-        made("Mul", name, name) for name in node.input[: 2 if is_product else 1]
+        writer("Mul", name, name) for name in node.input[: 2 if is_product else 1]
     )
     same.input.extend(() if is_product else node.input[1:])
     if node.op_type == "Gemm":
         for item in same.attribute:
             if item.name in ("alpha", "beta"):
                 item.f **= 2
-        same.input.append(made.number(0))
-    return made.append(same)
+        same.input.append(writer.number(0))
+    return writer.append(same)
 
 
 class _Writer(NamedTuple):
@@ -305,9 +313,9 @@ class _Writer(NamedTuple):
             error = self.residual(
                 self("Add", raw, self("Mul", error, self.number(_TEETH + 1)))
             )
-        found = self("Add", kept, self("Mul", error, grown))
+        moved = self("Add", kept, self("Mul", error, grown))
         # Where the result is zero, infinite or NaN, there is no estimate.
-        return self("Where", self("IsNaN", found), otherwise, found)
+        return self("Where", self("IsNaN", moved), otherwise, moved)
 
     def square(self, name: str) -> str:
         """Return the square of a sum, but at least that of the smallest normal number, below which a residual is

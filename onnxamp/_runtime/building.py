@@ -124,16 +124,18 @@ def build_engine(model: Model, feeds: Mapping[str, Any] | None = None) -> Built:
         labels[unique] = node.name or next(filter(None, node.output), "")
         node.name = unique
     built = the_builder().build(proto, feeds)
-    refusals = tuple(_named(found, labels) for found in built.refusals)
+    refusals = tuple(_named(refused, labels) for refused in built.refusals)
     return Built(built.by, refusals, built.size)
 
 
-def _named(found: Refusal, labels: Mapping[str, str]) -> Refusal:
+def _named(refused: Refusal, labels: Mapping[str, str]) -> Refusal:
     """Return a refusal with its node's label, and without invented names in its text."""
     names = [
-        name for name in (found.node, *_UNIQUE.findall(found.text)) if name in labels
+        name
+        for name in (refused.node, *_UNIQUE.findall(refused.text))
+        if name in labels
     ]
-    text = _UNIQUE.sub(lambda match: labels.get(match[0], match[0]), found.text)
+    text = _UNIQUE.sub(lambda match: labels.get(match[0], match[0]), refused.text)
     return Refusal(labels[names[0]] if names else "", text)
 
 

@@ -83,8 +83,8 @@ class Child:
                 if timer is not None:
                     timer.cancel()
             if answer:
-                found: dict[str, Any] = json.loads(answer)
-                return found
+                reply: dict[str, Any] = json.loads(answer)
+                return reply
             self._process = None
             _await(process)
             self.ended = ending(process.returncode)

@@ -137,12 +137,12 @@ class Engine:
         """
         entries = (*loaded.get_inputs(), *loaded.get_overridable_initializers())
         types = {item.name: item.type for item in entries}
-        taken = {
+        fed = {
             name: as_typed(feed, types[name])
             for name, feed in feeds.items()
             if name in types
         }
-        return run(loaded, taken)
+        return run(loaded, fed)
 
     def left_to_cpu(self, loaded: Any) -> Counter[str]:
         """Count the nodes of a loaded model that the engine leaves to the CPU, by op, if the engine names them."""
@@ -245,8 +245,8 @@ class Session:
     def floats_of(self, outputs: Outputs) -> Iterator[npt.NDArray[Any]]:
         """Yield the floats among the model's own outputs, those of sequences included, as far as there are any."""
         for entry in self.model.proto.graph.output:
-            found = outputs.get(entry.name)
-            for array in found if isinstance(found, list) else [found]:
+            output = outputs.get(entry.name)
+            for array in output if isinstance(output, list) else [output]:
                 if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
                     continue
                 if array.size:
@@ -391,9 +391,9 @@ class Session:
     ) -> Outputs:
         """:meth:`run` of a numbered sample, which does not run again as long as its outputs fit in memory."""
         if number not in self.outputs.kept:
-            found = self.run(feeds, progress)
-            self.outputs.keep(number, found)
-            return found
+            results = self.run(feeds, progress)
+            self.outputs.keep(number, results)
+            return results
         return self.outputs.kept[number]
 
     def run_together(self, samples: Sequence[Feeds]) -> list[Outputs]:
@@ -410,7 +410,7 @@ class Session:
         also: Sequence[str] = (),
     ) -> list[Outputs]:
         """Return the outputs of several samples, each in pieces."""
-        found: list[Outputs] = []
+        results: list[Outputs] = []
         for executor, group in groupby(samples, self.prepare):
             flow = executor.flow
             others = [name for name in also if name in flow.maker]
@@ -419,11 +419,11 @@ class Session:
             executions = run_together(
                 executor, list(group), names, self.budget, progress
             )
-            found += (
+            results += (
                 {name: execution.output(name) for name in names}
                 for execution in executions
             )
-        return found
+        return results
 
 
 def on_cpu(model: Model) -> Session:

@@ -98,11 +98,13 @@ class Loader(Child):
         blamed = tuple[str, ...]()
         try:
             if not whole:
-                found = self._tried(path, None)
-                return Loaded(found.by, found.fault, limit="its weights were not read")
-            found = self._tried(path, session)
-            if not found.fault or found.stage == _TYPES:
-                return Loaded(found.by, found.fault)
+                attempt = self._tried(path, None)
+                return Loaded(
+                    attempt.by, attempt.fault, limit="its weights were not read"
+                )
+            attempt = self._tried(path, session)
+            if not attempt.fault or attempt.stage == _TYPES:
+                return Loaded(attempt.by, attempt.fault)
             plain = self._tried(path, session, optimize=False)
             if not plain.fault:
                 # Each suspect alone comes first, then all of them.
@@ -118,7 +120,7 @@ class Loader(Child):
         kernels = ("kernel", "session") if is_excused else ("kernel",)
         if provider is None and plain.fault and plain.stage in kernels:
             return Loaded(plain.by, limit=plain.fault)
-        return Loaded(plain.by or found.by, found.fault, disabled=blamed)
+        return Loaded(plain.by or attempt.by, attempt.fault, disabled=blamed)
 
     def runs(self, model: Model, feeds: Mapping[str, Any]) -> bool:
         """Return whether ONNX Runtime runs a model on inputs, which might end the process."""
@@ -167,13 +169,13 @@ class Loader(Child):
             "optimize": optimize,
             "disabled": [*disabled],
         }
-        found = self.ask(question)
-        if found is None:
+        reply = self.ask(question)
+        if reply is None:
             return _Tried(
                 "ONNX Runtime", "", f"the process that loads it {self.ended}"
             )
-        fault = found["fault"].partition(f"{where} failed:")[2] or found["fault"]
-        return _Tried(found.get("by", ""), found.get("stage", ""), reason(fault))
+        fault = reply["fault"].partition(f"{where} failed:")[2] or reply["fault"]
+        return _Tried(reply.get("by", ""), reply.get("stage", ""), reason(fault))
 
 
 _MOST_BLAMED: Final = 3

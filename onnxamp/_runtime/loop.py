@@ -315,21 +315,23 @@ def observe_all(
     with closing(
         observe(run, probe, activity, kept=kept, memory=memory, only=only)
     ) as results:
-        for found in results:
-            trouble = found.trouble
+        for observed in results:
+            trouble = observed.trouble
             if isinstance(trouble, Crash):
                 text = crashed.format(
-                    sample=found.number + 1, total=run.samples.expected, crash=trouble
+                    sample=observed.number + 1,
+                    total=run.samples.expected,
+                    crash=trouble,
                 )
                 raise RuntimeFailure(text)
             if trouble is not None:
                 if model is None:
                     raise trouble
                 raise RuntimeFailure(
-                    input_failure(failed, trouble, run.samples, found.number, model)
+                    input_failure(failed, trouble, run.samples, observed.number, model)
                 ) from trouble
-            assert found.result is not None
-            yield found.result
+            assert observed.result is not None
+            yield observed.result
 
 
 @dataclass(slots=True)

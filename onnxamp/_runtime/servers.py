@@ -197,8 +197,8 @@ def answer_with(answering: Callable[[], Callable[..., dict[str, Any]]]) -> None:
         answer = answering()
         for question in sys.stdin:
             try:
-                found = answer(**json.loads(question))
+                reply = answer(**json.loads(question))
             except Exception as error:  # noqa: BLE001 - engines may raise anything
-                found = {"fault": str(error) or type(error).__name__}
-            answers.write(json.dumps(found) + "\n")
+                reply = {"fault": str(error) or type(error).__name__}
+            answers.write(json.dumps(reply) + "\n")
             answers.flush()

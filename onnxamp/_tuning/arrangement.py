@@ -269,8 +269,8 @@ class _Rows(NamedTuple):
         rows = view[chosen]
         groups = _group(self.node)
         depth = prod(rows.shape[1:]) // groups
-        found: Floats = rows.reshape(len(rows), groups, depth).transpose(1, 0, 2)
-        return found
+        windows: Floats = rows.reshape(len(rows), groups, depth).transpose(1, 0, 2)
+        return windows
 
 
 class _Frame(NamedTuple):
@@ -344,7 +344,7 @@ def product_weights(analysis: Analysis) -> tuple[list[ProductWeight], list[str]]
     Complexity: linear in the uses of weights.
     """
     graph = analysis.graph
-    found = list[ProductWeight]()
+    weights = list[ProductWeight]()
     others = list[str]()
     tensors = graph.ask(constant_tensors)
     copied = {copy.value for copy in analysis.edits.copies}
@@ -360,10 +360,10 @@ def product_weights(analysis: Analysis) -> tuple[list[ProductWeight], list[str]]
         readers = tuple(reader for reader in every if reader is not None)
         is_only = len(readers) == len(every) and not graph.results[value]
         if is_only and len({reader.arrangement for reader in readers}) == 1:
-            found.append(ProductWeight(value, tensor, readers))
+            weights.append(ProductWeight(value, tensor, readers))
         elif readers:
             others.append(graph.values[value].name)
-    return found, others
+    return weights, others
 
 
 def _lowered(analysis: Analysis) -> AbstractSet[int]:

@@ -232,10 +232,10 @@ class _Search:
             more_kept = (*nodes, *more)[:most]
             # Doubling reaches many nodes in few trials; those too many are left out at the end.
             step = step * 2
-            found = self.compare(more_kept, layers=None)
-            if found is None:
+            comparison = self.compare(more_kept, layers=None)
+            if comparison is None:
                 break
-            report = found
+            report = comparison
             nodes = more_kept
         return report, nodes
 
@@ -316,14 +316,14 @@ def _overflowing_in_bodies(
     if report.lowest != FLOAT16.name:
         return []
     beyond = {room.value for room in report.rooms if room.found > FLOAT16.max_finite}
-    found = dict[str, None]()
+    labels = dict[str, None]()
     for value in graph.values:
         if value.scope and value.name in beyond and value.producer != ABSENT:
             readers = (index for index, _ in graph.uses[value.index])
             for node in graph.at({value.producer, *readers}):
                 if not node.bodies:
-                    found[node.proto.name or node.proto.output[0]] = None
-    return [name for name in found if name not in kept][:MOST_NODES]
+                    labels[node.proto.name or node.proto.output[0]] = None
+    return [name for name in labels if name not in kept][:MOST_NODES]
 
 
 NO_ISLANDS: Final = Cure(

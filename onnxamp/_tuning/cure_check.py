@@ -148,7 +148,7 @@ _FAULTS: Final = frozenset({"NaN", "Inf", "saturated"})
 """Faults of values that leave the range."""
 
 
-def find_fit(model: Model, found: RunCheck, run: Run) -> RangeFit | None:
+def find_fit(model: Model, checked: RunCheck, run: Run) -> RangeFit | None:
     """Return the values that do not fit float16, and whether exponents help; None if all fit.
 
     The model is raised to float32, and its ranges are measured. If exponents help, they are tried: the model is
@@ -156,10 +156,10 @@ def find_fit(model: Model, found: RunCheck, run: Run) -> RangeFit | None:
 
     Args:
         model: the model.
-        found: what checking it found.
+        checked: what checking it found.
         run: how it was checked.
     """
-    wide = [row for row in found.values if row.dtype in _TYPES]
+    wide = [row for row in checked.values if row.dtype in _TYPES]
     reaches = max((row.measured.reference_max for row in wide), default=0.0)
     is_faulty = any(row.fault in _FAULTS for row in wide)
     if not (reaches > FLOAT16.max_finite or is_faulty):

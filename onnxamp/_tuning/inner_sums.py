@@ -77,8 +77,8 @@ def with_magnitudes(
                 continue
             if (value, node.scope) not in magnitudes:
                 name = editor.names.fresh(f"{graph.values[value].name}_magnitude")
-                made = editor.make("Abs", [proto.input[port]], [name], "")
-                editor.insert_after(node.index, made)
+                magnitude = editor.make("Abs", [proto.input[port]], [name], "")
+                editor.insert_after(node.index, magnitude)
                 magnitudes[value, node.scope] = name
             proto.input[port] = magnitudes[value, node.scope]
         proto.name = ""

@@ -163,11 +163,11 @@ def _of_outputs(name: str, selected: frozenset[str]) -> Measure:
         if not floats:  # the outputs are labels, pixels or texts
             errors = [min(diff.differing, diff.rel_l2) for diff in diffs]
             return max(errors, default=0.0)
-        found = (
+        candidates = (
             of_output(diff) if diff.detections is None else diff.detections
             for diff in floats
         )
-        errors = [error for error in found if error is not None]
+        errors = [error for error in candidates if error is not None]
         if not errors and any(diff.size for diff in floats):
             raise ArgumentError(
                 f"No output of the model can be measured by {name!r}: {_NEEDS[name]}. Choose another metric, such as"

@@ -75,8 +75,8 @@ def with_ranges(model: Model, options: Options, run: Run, steps: int = 0) -> Opt
         hard = stress.hard(Model(graph.model, graph.folder), run.samples)
     if hard is not None:
         ranges |= observed.ranges(replace(run.bare, inputs=hard))
-    found = find_rescaling(graph, options, ranges)
-    return replace(options, rescaling=found._replace(made_up=run.samples.made_up))
+    rescaling = find_rescaling(graph, options, ranges)
+    return replace(options, rescaling=rescaling._replace(made_up=run.samples.made_up))
 
 
 def measured_ranges(model: Model, options: Options, run: Run) -> tuple[Graph, Ranges]:
@@ -123,8 +123,8 @@ class _Observed(NamedTuple):
         proto, inner = with_body_ranges(wide)
         written = model if proto is model.proto else Model(proto, graph.folder)
         names = value_names(wide)
-        found = {name: names[value] for name, value in inner.items()}
-        return cls(graph, written, found, watched, profile)
+        renamed = {name: names[value] for name, value in inner.items()}
+        return cls(graph, written, renamed, watched, profile)
 
     def ranges(self, run: Run) -> Ranges:
         """Return the ranges on samples; errors as :func:`with_ranges`."""

@@ -126,19 +126,19 @@ class WeightRounder:
         narrow = [weight for weight in weights if weight.arrangement.depth <= _WIDEST]
         keys = {weight.value: _key(weight, graph, low) for weight in narrow}
         missing = [one for one in narrow if keys[one.value] not in self._found]
-        told = self.run.progress("rounding weights")
+        progress = self.run.progress("rounding weights")
         for done, (weight, rows) in enumerate(self._collected(graph, missing), 1):
             self._found[keys[weight.value]] = _round_weight(weight, graph, rows, low)
-            told(done, len(missing))
+            progress(done, len(missing))
         for weight in missing:  # weights that no sample reaches
             self._found.setdefault(keys[weight.value], None)
         chosen = dict[int, Chosen]()
         norms = list[tuple[float, float, float]]()
         for value, key in keys.items():
-            found = self._found[key]
-            if found is not None:
-                chosen[value] = found[0]
-                norms.append(found[1])
+            result = self._found[key]
+            if result is not None:
+                chosen[value] = result[0]
+                norms.append(result[1])
         # Errors are relative to the product, whose norm may be zero.
         before = _mean([old / signal for old, _, signal in norms if signal])
         after = _mean([new / signal for _, new, signal in norms if signal])

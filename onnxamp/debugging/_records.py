@@ -93,8 +93,8 @@ class ValueRecord:
         return mode is DebugMode.CHECK_ALL or self.is_bad
 
     def __str__(self) -> str:
-        made = f"{self.op} {self.node!r}" if self.op else "given"
-        return printable(f"{self.tensor!r} ({made}, {self.dtype}): {self.stats}")
+        origin = f"{self.op} {self.node!r}" if self.op else "given"
+        return printable(f"{self.tensor!r} ({origin}, {self.dtype}): {self.stats}")
 
 
 def range_fault(stats: TensorStats, dtype: str, *, is_excused: bool) -> str | None:

@@ -104,8 +104,8 @@ class RunRecords(NamedTuple):
             if not level:
                 break
             more = f"; and {len(level) - _NAMED} more" if len(level) > _NAMED else ""
-            made = "Computed from" if depth == 0 else "Those from"
-            origins += f" {made} {'; '.join(map(str, level[:_NAMED]))}{more}."
+            beginning = "Computed from" if depth == 0 else "Those from"
+            origins += f" {beginning} {'; '.join(map(str, level[:_NAMED]))}{more}."
         text = f"{lead} NaN or Inf in {bad}. {origins.strip()}".rstrip()
         return NumericsError(text, bad.tensor, bad.node, bad.op)
 
@@ -339,14 +339,14 @@ def _warn(
 ) -> None:
     """Warn of problems in a run that continues."""
     where = "" if file is None else f" All are in {str(file)!r}."
-    told = []
+    texts = []
     if bad := [row for row in records if row.is_bad]:
-        told.append(
+        texts.append(
             f"there is NaN or Inf in {count(len(bad), 'value')}; the first is {bad[0]}"
         )
     wide = [row for row in records if row.fp16 and not row.is_bad]
     if wide and config.debug_mode is DebugMode.CHECK_ALL_FOR_OVERFLOW:
-        told.append(
+        texts.append(
             f"{count(len(wide), 'value')} beyond float16; the first ({wide[0].fp16}) is {wide[0]}"
         )
-    warn([f"Run {step}: {text}.{where}" for text in told], NumericsWarning)
+    warn([f"Run {step}: {text}.{where}" for text in texts], NumericsWarning)

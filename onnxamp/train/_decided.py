@@ -54,8 +54,8 @@ def decide_forward(model: ModelProto, options: Options) -> Decisions:
         # A value that either precision stores at no cost is no decision: it follows its readers.
         if not ports.free.isdisjoint(node.outputs):
             continue
-        made = (ports.produced[value] for value in node.outputs if value != ABSENT)
-        settled = [is_low[variable] for variable in made if variable != NONE]
+        produced = (ports.produced[value] for value in node.outputs if value != ABSENT)
+        settled = [is_low[variable] for variable in produced if variable != NONE]
         read = {is_low[one] for one in ports.consumed[node.index] if one != NONE}
         if not settled and len(read) != 1:
             continue
@@ -109,13 +109,13 @@ def _answer(low: bool | None) -> str | None:
 def _parts(forward: Graph, step: Graph) -> Iterator[tuple[Node, Node]]:
     """Yield nodes of the model, each with a part of it in the step; nodes of subgraphs are left out."""
     known = forward.scopes[0].names
-    made = step.scopes[0].names
+    names = step.scopes[0].names
     seen = set[int]()
     for owner in forward.at(forward.scopes[0].nodes):
         outputs = (
             forward.values[value].name for value in owner.outputs if value != ABSENT
         )
-        stack = [step.producer(made[name]) for name in outputs if name in made]
+        stack = [step.producer(names[name]) for name in outputs if name in names]
         while stack:
             node = stack.pop()
             if node is None or node.index in seen:

@@ -97,8 +97,8 @@ def layer_scales(
         problem.windows[exponents[layer]] = Window(
             least, max(min(known.most, window.most), least)
         )
-    found = solve(problem).exponents
-    return [scale * 2.0 ** -found[exponent] for exponent in exponents]
+    exponents_of = solve(problem).exponents
+    return [scale * 2.0 ** -exponents_of[exponent] for exponent in exponents]
 
 
 def _windows(

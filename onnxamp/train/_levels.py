@@ -389,10 +389,10 @@ def decorating_rule(excludes: "Excluder", matched: set[str] | None = None) -> Ru
     """
 
     def rule(node: NodeProto) -> str | None:
-        found = excludes(node)
+        reasons = excludes(node)
         if matched is not None:
-            matched.update(found)
-        return "high" if found or op_key(node) in NORMALIZATIONS else None
+            matched.update(reasons)
+        return "high" if reasons or op_key(node) in NORMALIZATIONS else None
 
     return rule
 

@@ -54,8 +54,8 @@ C = TypeVar("C", bound=type)
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def _settings(cls: C) -> C:
     """Make a frozen keyword-only dataclass that also takes settings by the names of other frameworks."""
-    made: Any = dataclass(frozen=True, kw_only=True)(cls)
-    return cast(C, door(made))
+    decorated: Any = dataclass(frozen=True, kw_only=True)(cls)
+    return cast(C, door(decorated))
 
 
 @_settings

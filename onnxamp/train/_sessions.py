@@ -227,8 +227,8 @@ def with_shapes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> Model
         if shape is not None and len(known) == len(shape) and node.scope == 0:
             output = node.proto.output
             name = node.proto.name
-            made = editor.make("Constant", [], output, name, value_int=prod(known))
-            editor.replace(node.index, [made])
+            constant = editor.make("Constant", [], output, name, value_int=prod(known))
+            editor.replace(node.index, [constant])
     return editor.finish()
 
 

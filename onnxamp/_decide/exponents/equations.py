@@ -108,36 +108,40 @@ def find_equations(graph: Graph, *, borders: bool = True) -> Equations:
 
     Complexity: linear in nodes and values; each constant is read once.
     """
-    made = Equations(graph)
-    _variables(made)
-    _ends(made, borders=borders)
+    equations = Equations(graph)
+    _variables(equations)
+    _ends(equations, borders=borders)
     for node in graph.nodes:
         is_known = node.signature is not None and not graph.scopes[node.scope].opaque
         if is_known and node.key in op_facts().control_flow:
-            _bodies(made, node)
+            _bodies(equations, node)
         else:
-            _node(made, node, _rule(graph, node) if is_known else None)
-    return made
+            _node(equations, node, _rule(graph, node) if is_known else None)
+    return equations
 
 
-def _variables(made: Equations) -> None:
+def _variables(equations: Equations) -> None:
     """Add the variables of float32 values, and of each reader of a small constant."""
-    graph, problem = made.graph, made.problem
+    graph, problem = equations.graph, equations.problem
     for known in graph.values:
         if holds_float(graph.types[known.index]):
-            made.values[known.index] = problem.variable()
+            equations.values[known.index] = problem.variable()
     for value, stats in graph.constants.floats().items():
         if not is_stored(graph, value):
             continue
         invariant = stats is not None and stats.largest == 0
         shared = not invariant and _is_shared(graph, value, stats)
         for use in graph.uses[value]:
-            made.uses[use] = made.values[value] if shared else problem.variable()
+            equations.uses[use] = (
+                equations.values[value] if shared else problem.variable()
+            )
         if invariant:
-            made.invariant.update(graph.uses[value])
+            equations.invariant.update(graph.uses[value])
         else:
-            own = {made.values[value]} if shared else set[int]()
-            for variable in own.union(made.uses[use] for use in graph.uses[value]):
+            own = {equations.values[value]} if shared else set[int]()
+            for variable in own.union(
+                equations.uses[use] for use in graph.uses[value]
+            ):
                 problem.costs[variable] = 1
 
 
@@ -158,26 +162,26 @@ def is_stored(graph: Graph, value: int) -> bool:
     return constants.source(value) == value and constants.is_constant(value)
 
 
-def _ends(made: Equations, *, borders: bool) -> None:
+def _ends(equations: Equations, *, borders: bool) -> None:
     """Fix or price inputs and outputs of the model and of opaque bodies, and values that callers can override."""
-    graph = made.graph
+    graph = equations.graph
     for known in graph.values:
-        if known.index not in made.values or known.origin is Origin.NODE:
+        if known.index not in equations.values or known.origin is Origin.NODE:
             continue
-        variable = made.values[known.index]
+        variable = equations.values[known.index]
         is_input = known.origin is Origin.INPUT and known.scope == 0
         is_fixed = is_input or known.origin in (Origin.DEFAULT, Origin.SPARSE)
         if is_input and borders and _can_scale(graph, known.index):
-            made.problem.costs[variable] = _BORDER
+            equations.problem.costs[variable] = _BORDER
         elif is_fixed or graph.scopes[known.scope].opaque:
-            made.relate(ABSENT, ((variable, 1),))
+            equations.relate(ABSENT, ((variable, 1),))
     for scope in graph.scopes:
         for value in scope.outputs if scope.index == 0 or scope.opaque else ():
-            variable = made.value(value)
+            variable = equations.value(value)
             if scope.index == 0 and borders and _can_scale(graph, value):
-                made.problem.costs[variable] = _BORDER
+                equations.problem.costs[variable] = _BORDER
             elif variable > ZERO:
-                made.relate(ABSENT, ((variable, 1),))
+                equations.relate(ABSENT, ((variable, 1),))
 
 
 def _can_scale(graph: Graph, value: int) -> bool:
@@ -203,33 +207,37 @@ def _rule(graph: Graph, node: Node) -> ExponentRule | None:
     return power_rule(graph.constants.uniform(node.input(rule.power)))
 
 
-def _bodies(made: Equations, node: Node) -> None:
+def _bodies(equations: Equations, node: Node) -> None:
     """Tie the values that control flow passes into bodies, out of them, and from one iteration to the next."""
-    graph = made.graph
+    graph = equations.graph
     for _, body in node.bodies:
         leaving = leaving_values(node, graph.scopes[body])
         for source, inner in entering_values(node, graph.scopes[body]).items():
-            made.same(node.index, made.value(inner), made.read(node, source))
+            equations.same(
+                node.index, equations.value(inner), equations.read(node, source)
+            )
         for target, value in leaving.items():
-            outer = made.value(node.output(target))
-            made.same(node.index, made.value(value), outer)
+            outer = equations.value(node.output(target))
+            equations.same(node.index, equations.value(value), outer)
         for source, target in carried(graph, node):
-            after = made.value(leaving[target])
-            made.same(node.index, made.read(node, source), after)
+            after = equations.value(leaving[target])
+            equations.same(node.index, equations.read(node, source), after)
 
 
-def _node(made: Equations, node: Node, rule: ExponentRule | None) -> None:
+def _node(equations: Equations, node: Node, rule: ExponentRule | None) -> None:
     """Add the relations that a node poses."""
-    ports = {(False, k): made.read(node, k) for k in range(len(node.inputs))}
-    ports |= {(True, k): made.value(value) for k, value in enumerate(node.outputs)}
+    ports = {(False, k): equations.read(node, k) for k in range(len(node.inputs))}
+    ports |= {
+        (True, k): equations.value(value) for k, value in enumerate(node.outputs)
+    }
     floats = [(port, variable) for port, variable in ports.items() if variable > ZERO]
     if rule is None:
         for _, variable in floats:
-            made.relate(node.index, ((variable, 1),))
+            equations.relate(node.index, ((variable, 1),))
         return
     if rule.same:
         for _, variable in floats[1:]:
-            made.same(node.index, floats[0][1], variable)
+            equations.same(node.index, floats[0][1], variable)
         return
     named = set(rule.free)
 
@@ -248,14 +256,14 @@ def _node(made: Equations, node: Node, rule: ExponentRule | None) -> None:
         absent = [dict(side).keys() == {_NONE} for side in (left, right)]
         if not any(absent):
             terms = (*left, *((variable, -number) for variable, number in right))
-            made.relate(node.index, (term for term in terms if term[0] > ZERO))
+            equations.relate(node.index, (term for term in terms if term[0] > ZERO))
     for port, variable in floats:
         if port not in named:
-            made.relate(node.index, ((variable, 1),))
+            equations.relate(node.index, ((variable, 1),))
     read = ports.get((False, 0), _NONE)
     if rule.logarithm and read > ZERO:
-        made.logarithms[node.index] = read
-        made.problem.costs[read] = made.problem.costs.get(read, 0) + _BORDER
+        equations.logarithms[node.index] = read
+        equations.problem.costs[read] = equations.problem.costs.get(read, 0) + _BORDER
     for name, item in (rule.attributes or {}).items():
         moved = tuple(term for term in terms_of(item.by) if term[0] > ZERO)
-        made.attributes.append(Moved(node.index, name, moved, item.default))
+        equations.attributes.append(Moved(node.index, name, moved, item.default))

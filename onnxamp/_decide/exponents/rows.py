@@ -74,10 +74,10 @@ def _completed(
             exponents[rest] = 0
             pending += uses[rest]
         while pending:
-            found = _solved(relations[pending.pop()], exponents)
-            if found is not None:
-                exponents[found[0]] = found[1]
-                pending += uses[found[0]]
+            solved = _solved(relations[pending.pop()], exponents)
+            if solved is not None:
+                exponents[solved[0]] = solved[1]
+                pending += uses[solved[0]]
     return [exponent or 0 for exponent in exponents]
 
 
@@ -102,14 +102,14 @@ def _solved(
 def unfit_nodes(graph: Graph, options: Options) -> dict[int, str]:
     """Return nodes that write or read a value that no exponent brings into range -> the reason."""
     unfit = {row.value: row for row in (options.rescaling or Rescaling()).unfit}
-    found = dict[int, str]()
+    reasons = dict[int, str]()
     for value, name in value_names(graph).items() if unfit else ():
         if name in unfit:
             why = f"{name!r} reaches {unfit[name].largest:.3g}; {unfit[name].why}"
-            found[graph.values[value].producer] = why
-            found |= {node: why for node, _ in graph.uses[value]}
-    found.pop(ABSENT, None)
-    return found
+            reasons[graph.values[value].producer] = why
+            reasons |= {node: why for node, _ in graph.uses[value]}
+    reasons.pop(ABSENT, None)
+    return reasons
 
 
 def fitting_sums(graph: Graph, options: Options) -> frozenset[int]:

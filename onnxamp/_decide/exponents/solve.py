@@ -46,10 +46,10 @@ def components(
     groups = Groups()
     for row in joined:
         groups.join(row)
-    found: dict[int, list[int]] = {}
+    members_of: dict[int, list[int]] = {}
     for member in members:
-        found.setdefault(groups.first(member), []).append(member)
-    return list(found.values())
+        members_of.setdefault(groups.first(member), []).append(member)
+    return list(members_of.values())
 
 
 _LARGEST: Final = 64
@@ -91,12 +91,12 @@ class Solution(NamedTuple):
 
     def chain(self, variable: int) -> list[int]:
         """Return the relations from a variable that must be 0 to one that is 0 in itself; empty for other variables."""
-        found = []
+        relations = []
         while variable in self.forced:
             relation, variable = self.forced[variable]
             if relation != ABSENT:
-                found.append(relation)
-        return found
+                relations.append(relation)
+        return relations
 
 
 def solve(problem: ExponentProblem) -> Solution:
@@ -186,12 +186,12 @@ def _solved(component: _Component) -> tuple[Sequence[int], int | None]:
         if not reached[position]:  # nothing is less
             gap = 0 if position == _TOUCHED and is_proven else gap
             continue
-        found = program.least(position, reached[:position], best)
-        if found is None:
+        solution = program.least(position, reached[:position], best)
+        if solution is None:
             is_proven = is_proven and position > _TOUCHED
             continue
         # HiGHS computes in floating point: rounded exponents count only if they satisfy the relations exactly.
-        exponents, bound = found
+        exponents, bound = solution
         objective = component.objective(exponents)
         if objective < reached and component.holds(exponents):
             best = exponents
@@ -303,15 +303,19 @@ class _Program:
         whole[: self.members] = 1
         whole[self.starts[3] : self.starts[4]] = 1
         # A gap of 0 asks for the optimum: by default, HiGHS stops at a share above it.
-        found = milp(
+        solution = milp(
             self.objective(position),
             integrality=whole,
             bounds=Bounds(*self.bounds(position, known)),
             constraints=constraints,
             options={"node_limit": max(_NODES // self.members, 1), "mip_rel_gap": 0},
         )
-        if found.x is None:
+        if solution.x is None:
             return None
-        bound = found.mip_dual_bound if found.mip_dual_bound is not None else found.fun
-        exponents = np.rint(found.x[: self.members]).astype(int).tolist()
+        bound = (
+            solution.mip_dual_bound
+            if solution.mip_dual_bound is not None
+            else solution.fun
+        )
+        exponents = np.rint(solution.x[: self.members]).astype(int).tolist()
         return exponents, int(np.ceil(bound - _TOLERANCE))

@@ -62,11 +62,11 @@ class _Accumulators(HazardKind):
         return profile is not None and low is FLOAT16 and op in profile.cancelling
 
     def ops(self) -> AbstractSet[str]:
-        found = set[str]()
+        ops = set[str]()
         for profile in filter(None, map(profile_of, target_names())):
-            found |= profile.cancelling
-            found |= {op for op, fact in profile.sums.items() if fact.overflows}
-        return found
+            ops |= profile.cancelling
+            ops |= {op for op, fact in profile.sums.items() if fact.overflows}
+        return ops
 
     def spared(self, known: KnownNodes, /) -> AbstractSet[int]:
         """Return the nodes whose sums were measured, which overrules estimates."""

@@ -304,8 +304,8 @@ _OFFSET: Final = 8.0
 
 def _variance(graph: Graph, node: Node) -> Iterator[Hazard]:
     """Yield a difference of a mean of squares and the square of a mean, with both, and what reads it."""
-    found = moment_difference(graph, node)
-    if not found:
+    difference = moment_difference(graph, node)
+    if not difference:
         return
     why = "computes a variance as the difference of two means, which are nearly equal"
     readers = {
@@ -313,7 +313,7 @@ def _variance(graph: Graph, node: Node) -> Iterator[Hazard]:
         for reader, _ in graph.readers(node)
         if graph.is_float_output(reader)
     }
-    yield from (Hazard(index, KIND, why) for index in sorted(found | readers))
+    yield from (Hazard(index, KIND, why) for index in sorted(difference | readers))
 
 
 class _Cancellation(HazardKind):

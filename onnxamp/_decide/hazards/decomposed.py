@@ -85,7 +85,7 @@ def _quotient(graph: Graph, exponential: Node) -> set[int]:
     summing = facts.contractions | facts.means
     large = {exponential.outputs[0]}
     inverse = set[int]()
-    found = set[int]()
+    nodes = set[int]()
     summed = set[int]()
     stack = [exponential]
     for _ in range(_REACH):
@@ -105,8 +105,8 @@ def _quotient(graph: Graph, exponential: Node) -> set[int]:
                 summed.add(reader.index)
             is_log = reader.key in facts.logarithms and was_summed
             if is_log or _is_quotient(reader, large, inverse):
-                found |= _between(graph, reader, large | inverse)
-    return found
+                nodes |= _between(graph, reader, large | inverse)
+    return nodes
 
 
 def _has_constant(graph: Graph, node: Node) -> bool:
@@ -147,15 +147,15 @@ def _between(graph: Graph, end: Node, values: set[int]) -> set[int]:
     for value in values:
         for reader, _ in graph.consumers(value):
             read[reader.index].append(value)
-    found = {end.index}
+    nodes = {end.index}
     stack = [end]
     while stack:
         for value in read[stack.pop().index]:
             maker = graph.producer(value)
-            if maker is not None and maker.index not in found:
-                found.add(maker.index)
+            if maker is not None and maker.index not in nodes:
+                nodes.add(maker.index)
                 stack.append(maker)
-    return found
+    return nodes
 
 
 def divided_products(graph: Graph, low: Format) -> Iterator[Hazard]:
@@ -184,9 +184,9 @@ def divided_products(graph: Graph, low: Format) -> Iterator[Hazard]:
 
 def _back_to_product(graph: Graph, value: int) -> list[Node]:
     """Return the nodes from a part of sums of products back to what adds them up, the last; none for other values."""
-    found = before_offsets(graph, value, _REACH)
-    is_product = bool(found) and found[-1].key in op_facts().contractions
-    return found if is_product else []
+    path = before_offsets(graph, value, _REACH)
+    is_product = bool(path) and path[-1].key in op_facts().contractions
+    return path if is_product else []
 
 
 def _sums_before(graph: Graph, product: Node) -> list[Node]:

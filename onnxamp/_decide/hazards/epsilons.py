@@ -33,19 +33,19 @@ def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
     # Zeros come first, because walks end where earlier ones have been.
     uses = sorted(_uses(graph, low), key=_Use.is_held)
     walks = GuardWalks(graph, len(uses))
-    found = list[tuple[int, bool, Hazard]]()
+    walked = list[tuple[int, bool, Hazard]]()
     for number, use in enumerate(uses):
         for hazard in _hazards_of(graph, low, use, number, walks):
             is_own = hazard.node == use.node.index
             is_own = is_own and use.is_lost and not _only_guards(graph, use, walks)
-            found.append((number, is_own, hazard))
+            walked.append((number, is_own, hazard))
     claims = _group_claims(uses, walks, low)
     # An epsilon that becomes zero is lost to its own node, even if the values that it guards are large.
     of_own = {
         group: tuple([claim._replace(instead=()) for claim in unless])
         for group, unless in claims.items()
     }
-    for number, is_own, hazard in found:
+    for number, is_own, hazard in walked:
         if not uses[number].may_guard:
             yield hazard
             continue
@@ -105,7 +105,7 @@ def _group_claims(
     for number, use in enumerate(uses):
         if use.may_guard:
             numbers.setdefault(walks.group(number), []).append(number)
-    found = dict[int, tuple[Claim, ...]]()
+    claims_of = dict[int, tuple[Claim, ...]]()
     for group, members in numbers.items():
         largest = max(abs(uses[number].number) for number in members)
         # A divisor may be a root of a root of what the epsilon is added to.
@@ -115,8 +115,8 @@ def _group_claims(
         claims = [
             uses[number].claim(low)._replace(instead=instead) for number in members
         ]
-        found[group] = tuple(claims)
-    return found
+        claims_of[group] = tuple(claims)
+    return claims_of
 
 
 class _Use(NamedTuple):

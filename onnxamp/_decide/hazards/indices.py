@@ -50,10 +50,12 @@ def _offset(graph: Graph, node: Node) -> list[int] | None:
 
     Boxes may come from integers as well, but never from the largest of them.
     """
-    found = [_class_arithmetic(graph, value) for value in graph.float_inputs(node)]
-    by_largest = (nodes for nodes, has_largest in found if has_largest)
-    alone = [nodes for nodes, _ in found if nodes]
-    return next(by_largest, alone[0] if len(alone) == 1 and len(found) == 2 else None)
+    offsets = [_class_arithmetic(graph, value) for value in graph.float_inputs(node)]
+    by_largest = (nodes for nodes, has_largest in offsets if has_largest)
+    alone = [nodes for nodes, _ in offsets if nodes]
+    return next(
+        by_largest, alone[0] if len(alone) == 1 and len(offsets) == 2 else None
+    )
 
 
 def _class_arithmetic(graph: Graph, value: int) -> tuple[list[int], bool]:

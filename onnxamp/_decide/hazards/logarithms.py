@@ -34,7 +34,7 @@ def logarithms(graph: Graph, low: Format) -> Iterator[Hazard]:
     # A product with anything else divides well, as those of activations do that multiply by a Sigmoid.
     odds = Unmixed(graph, set(), facts.additive | facts.commutative)
     # Products with inputs are no mixtures: they are of any sign. Neither are those with what probabilities multiply.
-    made = Unmixed(graph, set(), facts.additive | facts.commutative)
+    mixtures = Unmixed(graph, set(), facts.additive | facts.commutative)
     ends = list[tuple[Node, int, Unmixed]]()
     passed = graph.ask(passed_from)
     for node in graph.computing:
@@ -44,25 +44,27 @@ def logarithms(graph: Graph, low: Format) -> Iterator[Hazard]:
                 ends.append((node, port, reached))
         if node.key in facts.saturating and _reaches_bound(node):
             near.values.update(node.writes)
-            made.values.update(node.writes)
+            mixtures.values.update(node.writes)
             # What is divided by an exponential is as large in float32.
             if node.key not in facts.growing:
                 odds.values.update(node.writes)
             continue
         if node.key == "If":
             for value in node.writes:
-                for kind in (near, odds, made):
+                for kind in (near, odds, mixtures):
                     kind.choose(value, passed.get(value, ()))
             continue
         # Most nodes read none. All odds, and all values made of probabilities, are in `near` as well.
         if near.values.isdisjoint(node.inputs):
             continue
         if node.key in facts.odds_arithmetic:
-            for kind in (near, odds, made):
+            for kind in (near, odds, mixtures):
                 kind.pass_through(node)
-        elif node.key in facts.contractions and _is_mixture(graph, node, made.values):
+        elif node.key in facts.contractions and _is_mixture(
+            graph, node, mixtures.values
+        ):
             near.values.update(node.writes)
-            made.values.update(node.writes)
+            mixtures.values.update(node.writes)
     yield from _paths(graph, ends, low)
 
 

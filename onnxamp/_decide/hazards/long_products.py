@@ -103,7 +103,7 @@ def find_splits(graph: Graph, options: Options) -> dict[int, int]:
         if _is_plain(graph, node) and _may_be_low(graph, parts_of(node), options)
     ]
     kept = _kept(graph, options) if able else set()
-    found = dict[int, int]()
+    splits = dict[int, int]()
     for node in able:
         terms = terms_of(node, graph.shapes) or 1
         for parts in range(2, terms // _FEWEST + 1):
@@ -111,9 +111,9 @@ def find_splits(graph: Graph, options: Options) -> dict[int, int]:
             # A Reshape makes the parts, so they are equally long.
             is_fit = terms % parts == 0 and error <= NEGLIGIBLE
             if is_fit and node.index not in kept:
-                found[node.index] = parts
+                splits[node.index] = parts
                 break
-    return found
+    return splits
 
 
 def parts_of(node: Node) -> tuple[str, ...]:

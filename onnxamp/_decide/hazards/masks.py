@@ -45,28 +45,28 @@ def masks(graph: Graph, low: Format) -> Iterator[Hazard]:
             if value in scales:
                 continue
             each = stats_of(graph, value)
-            found = next(
+            largest = next(
                 (large for stats in each if (large := _large(low, stats)) is not None),
                 None,
             )
-            found = (
+            largest = (
                 _computed_sentinel(graph, low, value, leading)
-                if found is None
-                else found
+                if largest is None
+                else largest
             )
             path = list[int]()
-            if found is None and holds_sentinel(graph, low, value):
+            if largest is None and holds_sentinel(graph, low, value):
                 if node.index not in walked:
                     path = mask_path(graph, node)
                     walked.update(path)
                 makers = _makers(graph, value, path)
                 # A sentinel that is made in float32 does not saturate: its Cast would be infinite.
                 if any(_stays_high(low, maker) for maker in makers):
-                    found = each[0].largest
-            if found is not None:
+                    largest = each[0].largest
+            if largest is not None:
                 path = path or mask_path(graph, node)
                 kept.update(path)
-                why = f"carries the mask value {found:.6g} to its Softmax"
+                why = f"carries the mask value {largest:.6g} to its Softmax"
                 yield from (Hazard(index, KIND, why) for index in path)
                 yield from computing(graph, value, node, KIND) if path else ()
 
@@ -77,14 +77,14 @@ def given_masks(graph: Graph, low: Format) -> Iterator[Hazard]:
     In a model that was converted before, it is bounded already, and only a Cast may read the bounded mask. Where no
     node can bound the mask, or its rows are unknown, its whole path stays in float32.
     """
-    found = bounded_masks(graph, low)
-    unbounded = found.unaligned
+    given = bounded_masks(graph, low)
+    unbounded = given.unaligned
     if not may_be_bounded(graph):
-        unbounded |= found.sums
+        unbounded |= given.sums
     for node in graph.at(unbounded):
         why = "adds a mask among the inputs, which low precision would spoil"
         yield from (Hazard(index, KIND, why) for index in mask_path(graph, node))
-    for index in sorted(found.arithmetic):
+    for index in sorted(given.arithmetic):
         yield Hazard(
             index,
             KIND,

@@ -64,39 +64,39 @@ def _factors(graph: Graph, node: Node) -> Iterator[Hazard]:
 
 def _hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
     """Yield the arithmetic of positions and coordinates, some nodes several times."""
-    found = graph.ask(counted, low)
+    counts = graph.ask(counted, low)
     states = graph.ask(accumulated_states, low).values
-    for index in sorted(found.computing):
+    for index in sorted(counts.computing):
         is_positional = states.keys().isdisjoint(graph.nodes[index].inputs)
         why = "computes positions" if is_positional else "works on accumulated state"
         yield _unless_exact(graph, index, why)
-    positions = {value for value, mark in found.marks.items() if mark & POSITION}
+    positions = {value for value, mark in counts.marks.items() if mark & POSITION}
     coordinates = {
         value
-        for value, mark in found.marks.items()
+        for value, mark in counts.marks.items()
         if mark & COUNTED and graph.types[value] in ANY_FLOAT_TENSORS
     }
     exact = [node for node in _sinks(graph) if _first(graph, node) in positions]
     yield from _leading_to(graph, exact, positions, _EXACT)
     turning = [node for node in exact if node.key in op_facts().periodic]
     yield from _terms(graph, turning, positions)
-    ends = [node for node in _sinks(graph) if _needs(graph, found, node, low)]
+    ends = [node for node in _sinks(graph) if _needs(graph, counts, node, low)]
     yield from _leading_to(graph, ends, coordinates, _EXACT)
     large = {
         value
         for value in coordinates
-        if found.limits.get(value, 0.0) > low.exact_integers
+        if counts.limits.get(value, 0.0) > low.exact_integers
     }
     sizes = [
         node
-        for node in graph.at(found.normalizing)
+        for node in graph.at(counts.normalizing)
         if not large.isdisjoint(node.reads)
     ]
     distances = [
         node for node in graph.nodes_of({"Sub"}) if large.issuperset(node.inputs)
     ]
     yield from _leading_to(graph, distances, coordinates, _DISTANCE)
-    inverses = {value for value, mark in found.marks.items() if mark & INVERSE}
+    inverses = {value for value, mark in counts.marks.items() if mark & INVERSE}
     yield from _leading_to(graph, sizes, coordinates | inverses, _SIZE)
     results = [value for value in graph.scopes[0].outputs if value in large]
     yield from _upstream(graph, results, coordinates, _RESULT)
@@ -149,7 +149,7 @@ def _first(graph: Graph, node: Node) -> int:
     return next(floats, ABSENT)
 
 
-def _needs(graph: Graph, found: Counted, node: Node, low: Format) -> bool:
+def _needs(graph: Graph, counts: Counted, node: Node, low: Format) -> bool:
     """Return whether a sink reads coordinates that low precision may not hold; angles need more digits than others."""
     facts = op_facts()
     read = (
@@ -158,9 +158,9 @@ def _needs(graph: Graph, found: Counted, node: Node, low: Format) -> bool:
         else [_first(graph, node)]
     )
     limits = [
-        found.limits.get(value, 0.0)
+        counts.limits.get(value, 0.0)
         for value in read
-        if found.marks.get(value, 0) & COUNTED
+        if counts.marks.get(value, 0) & COUNTED
     ]
     is_float = _first(graph, node) != ABSENT
     is_large = (

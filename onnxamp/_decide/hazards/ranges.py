@@ -163,15 +163,15 @@ def held_numbers(graph: Graph, low: Format) -> Iterator[Hazard]:
         is_squashed = attribute_of(
             node.proto, "post_transform", "NONE"
         ) in facts.squashed_by.get(node.key, ())
-        made = (
+        largest = (
             None
             if is_squashed
             else _unfit(node, facts.result_numbers.get(node.key, ()), low)
         )
-        if made is not None:
-            why = f"reads results of {node.label!r}, which holds {made:.6g}; {low.name} cannot hold that"
+        if largest is not None:
+            why = f"reads results of {node.label!r}, which holds {largest:.6g}; {low.name} cannot hold that"
             # A product of many terms is as wrong as its operands, relative to them: a rounded integer does no more.
-            is_rounded = abs(made) < low.overflow
+            is_rounded = abs(largest) < low.overflow
             harmless = facts.contractions if is_rounded else frozenset()
             for reader in readers_through_exact(graph, node, seen):
                 if reader.key not in harmless:

@@ -102,10 +102,10 @@ def contrib_scales(graph: Graph, low: Format) -> Iterator[Hazard]:
 
 def _bounds(graph: Graph, scale: int) -> tuple[float, float] | None:
     """Return the smallest and the largest magnitude of a scale, zeros aside; None if it is unknown, or zero."""
-    found = magnitudes(graph, scale)
-    if found is None:
+    numbers = magnitudes(graph, scale)
+    if numbers is None:
         return None
-    scales = found[found > 0]
+    scales = numbers[numbers > 0]
     return (float(scales.min()), float(scales.max())) if scales.size else None
 
 

@@ -77,7 +77,7 @@ def _spectral(graph: Graph) -> set[int]:
 def _ends(graph: Graph, spectral: set[int]) -> list[Node]:
     """Return the nodes that amplify quiet parts of spectra."""
     facts = op_facts()
-    found = dict[int, Node]()
+    ends = dict[int, Node]()
     for value in spectral:
         for node, port in graph.consumers(value):
             divides = port in facts.divisors.get(node.key, ())
@@ -86,8 +86,8 @@ def _ends(graph: Graph, spectral: set[int]) -> list[Node]:
             is_quotient = divides and len(read) > 1 and spectral.issuperset(read)
             is_normalized = node.key in facts.centering_channels and port == 0
             if is_quotient or is_normalized or node.key in facts.logarithms:
-                found[node.index] = node
-    return [found[index] for index in sorted(found)]
+                ends[node.index] = node
+    return [ends[index] for index in sorted(ends)]
 
 
 def _is_magnitude(graph: Graph, node: Node) -> bool:

@@ -28,13 +28,13 @@ WALKS: Final[Mapping[str, Callable[[Graph, Node], set[int]]]] = {
 def find_patterns(graph: Graph) -> tuple[Match, ...]:
     """Return the decomposed ops that the walks recognize, in the order of their cores. Complexity: linear."""
     cores = op_facts().core_of
-    found = list[Match]()
+    matches = list[Match]()
     for node in graph.nodes_of(cores):
         for kind in cores[node.key]:
             if nodes := WALKS[kind](graph, node):
                 between = _between(graph, nodes) if graph.passing else set()
-                found.append(Match(kind, node.index, frozenset(nodes | between)))
-    return tuple(found)
+                matches.append(Match(kind, node.index, frozenset(nodes | between)))
+    return tuple(matches)
 
 
 def _between(graph: Graph, nodes: set[int]) -> set[int]:

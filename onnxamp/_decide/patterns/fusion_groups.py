@@ -66,7 +66,7 @@ def _can_be_low(graph: Graph, node: Node, options: Options) -> bool:
     if node.signature is None:
         return False
     typed = Typed.of(node, graph.types)
-    params = [param for param, found in typed.bound.items() if found == FLOAT]
+    params = [param for param, kind in typed.bound.items() if kind == FLOAT]
     return not freedom(options.target, typed, params, options.low).high
 
 

@@ -16,14 +16,14 @@ def named_forms(graph: Graph, name: str) -> frozenset[int]:
 
     Complexity: linear in the nodes of the graph.
     """
-    found = set[int]()
+    nodes = set[int]()
     for kind in forms_named(name):
         finder = FINDERS.get(kind)
         if finder is not None:
-            found.update(finder(graph, ops_named(name)))
+            nodes.update(finder(graph, ops_named(name)))
         else:
-            found |= pattern_nodes(graph, kind)
-    return frozenset(found)
+            nodes |= pattern_nodes(graph, kind)
+    return frozenset(nodes)
 
 
 def named_nodes(graph: Graph, name: str) -> frozenset[int]:

@@ -26,7 +26,7 @@ def quantized_values(graph: Graph) -> frozenset[int]:
     Numbers beyond the ends of their grid saturate. Complexity: linear in nodes.
     """
     quantize = op_facts().quantize
-    found = set[int]()
+    values = set[int]()
     # Readers come first, so it is known whether what an exact op writes is quantized.
     for node in reversed(graph.order) if graph.nodes_of(quantize) else ():
         for value in node.writes:
@@ -36,11 +36,11 @@ def quantized_values(graph: Graph) -> frozenset[int]:
             if all(
                 port == 0
                 if reader.key in quantize
-                else reader.index in graph.exact and found.issuperset(reader.writes)
+                else reader.index in graph.exact and values.issuperset(reader.writes)
                 for reader, port in readers
             ):
-                found.add(value)
-    return frozenset(found)
+                values.add(value)
+    return frozenset(values)
 
 
 def dequantized_values(graph: Graph) -> frozenset[int]:
@@ -49,12 +49,12 @@ def dequantized_values(graph: Graph) -> frozenset[int]:
     Complexity: linear in nodes.
     """
     dequantize = op_facts().dequantize
-    found = set[int]()
+    values = set[int]()
     for node in graph.order if graph.nodes_of(dequantize) else ():
-        is_moved = node.index in graph.exact and _reads_integers(graph, node, found)
+        is_moved = node.index in graph.exact and _reads_integers(graph, node, values)
         if is_moved or node.key in dequantize:
-            found.update(node.writes)
-    return frozenset(found)
+            values.update(node.writes)
+    return frozenset(values)
 
 
 def bounded_nodes(graph: Graph, target: str) -> frozenset[int]:

@@ -29,7 +29,7 @@ def split_products(graph: Graph) -> list[tuple[int, int]]:
 
     Complexity: linear in sums.
     """
-    found = []
+    pairs = []
     for node in graph.nodes_of({SUM}):
         source = node.input(0)
         product = graph.producer(source, "MatMul")
@@ -40,8 +40,8 @@ def split_products(graph: Graph) -> list[tuple[int, int]]:
         # The parts lie along the axis before the two of the product.
         over_parts = shape is not None and axes and {-3, len(shape) - 3} & {*axes}
         if over_parts and _has_parts(graph, product):
-            found.append((product.index, node.index))
-    return found
+            pairs.append((product.index, node.index))
+    return pairs
 
 
 def _has_parts(graph: Graph, product: Node) -> bool:

@@ -206,12 +206,12 @@ def _claim_builder_rules(claims: Claims, builder: Builder) -> None:
     for node, fact in high_nodes(builder):
         why = f"on {target}, {fact}"
         claims.pin_node(Strength.HARD, node.index, False, Reason.NO_KERNEL, why)
-    for made, reader in implications(builder, claims.ports):
+    for producer, reader in implications(builder, claims.ports):
         if reader == HIGH:
             why = f"on {target}, its float32 reader cannot read a Cast"
-            claims.pin(Strength.HARD, made, False, Reason.TIE, why)
+            claims.pin(Strength.HARD, producer, False, Reason.TIE, why)
         else:
-            claims.imply(made, reader)
+            claims.imply(producer, reader)
 
 
 def _claim_unsound(claims: Claims) -> None:

@@ -25,7 +25,7 @@ def followers(
         settled: nodes that are low in any case if they have no such variable.
     """
     low = set[int]()
-    found = set[int]()
+    nodes = set[int]()
     # Producers come first, so one pass sees whether everything that a node reads is low.
     for node in graph.order:
         roots = ports.deciding(node.index)
@@ -41,8 +41,8 @@ def followers(
             low.update(node.outputs)
         elif is_follower:
             low.update(node.outputs)
-            found.add(node.index)
-    return frozenset(found - graph.exact)
+            nodes.add(node.index)
+    return frozenset(nodes - graph.exact)
 
 
 def exact_between_float32(
@@ -63,7 +63,7 @@ def exact_between_float32(
     """
     pinned = hard | settled
     given = {value.index for value in graph.overridable()} | {*graph.scopes[0].inputs}
-    found = set[int]()
+    nodes = set[int]()
     for index in graph.exact & ports.of_node.keys():
         around = {
             ports.root(variable) in hard
@@ -71,8 +71,8 @@ def exact_between_float32(
             if variable != HIGH
         }
         if around == {True} and pinned.isdisjoint(ports.deciding(index)):
-            found.add(index)
-    return frozenset(found)
+            nodes.add(index)
+    return frozenset(nodes)
 
 
 def _sides(

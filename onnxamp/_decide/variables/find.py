@@ -136,21 +136,21 @@ class _Finder:
 
     def readers(self) -> Sequence[Sequence[Question]]:
         """Return the variables that read or return each value, once each. Complexity: linear in ports."""
-        found: list[list[Question]] = [[] for _ in self.produced]
+        readers: list[list[Question]] = [[] for _ in self.produced]
         for node in self.graph.nodes:
             consumed = self.consumed[node.index]
             for value, variable in zip(node.inputs, consumed, strict=True):
                 if variable != NONE:
-                    found[value].append(variable)
+                    readers[value].append(variable)
         for scope in self.graph.scopes:
             for position, value in enumerate(scope.outputs):
                 variable = self.returned.get((scope.index, position), NONE)
                 if variable != NONE:
-                    found[value].append(variable)
+                    readers[value].append(variable)
         # Tuples, which take less memory.
         return [
             tuple(dict.fromkeys(variables) if len(variables) > 1 else variables)
-            for variables in found
+            for variables in readers
         ]
 
     def is_float(self, value: int) -> bool:

@@ -28,7 +28,7 @@ class VariableName(NamedTuple):
 def variable_names(graph: Graph, variables: Sequence[Variable]) -> list[VariableName]:
     """Return the names of variables, one for each."""
     names = list[VariableName]()
-    taken = Counter[tuple[str, str, str]]()
+    times = Counter[tuple[str, str, str]]()
     for variable in variables:
         if variable.node == ABSENT:
             value = graph.values[variable.value]
@@ -39,6 +39,6 @@ def variable_names(graph: Graph, variables: Sequence[Variable]) -> list[Variable
             scope = node.scope
             label = node.label
         key = scope_path(graph, scope), label, variable.param
-        names.append(VariableName(*key, rank=taken[key]))
-        taken[key] += 1
+        names.append(VariableName(*key, rank=times[key]))
+        times[key] += 1
     return names

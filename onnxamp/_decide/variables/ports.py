@@ -195,11 +195,11 @@ class PortVariables(NamedTuple):
             return {*self.of(node.index)}
         if self.enters_low(value):
             return set()
-        found = {
+        variables = {
             self.consumed[node.index][port]
             for port, read in enumerate(node.inputs)
             if read == value
         }
         if value in node.outputs:
-            found.add(self.produced[value])
-        return {variable for variable in found if variable >= 0}
+            variables.add(self.produced[value])
+        return {variable for variable in variables if variable >= 0}

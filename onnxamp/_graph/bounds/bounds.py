@@ -65,10 +65,10 @@ class Bounds:
 
     def __getitem__(self, value: int) -> Bound:
         """Return the bound of a value; an unknown one if it is omitted."""
-        found = self.of.get(value)
-        if found is None:
-            found = self.of[value] = self._outset(value)
-        return found
+        bound = self.of.get(value)
+        if bound is None:
+            bound = self.of[value] = self._outset(value)
+        return bound
 
     def reach(self, value: int) -> float:
         """Return the magnitude that no input exceeds, before rounding makes it infinite; infinite if none is known."""

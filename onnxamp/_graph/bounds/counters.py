@@ -84,10 +84,10 @@ def increment(
     added = {state: _NOTHING}
     parts = [_NOTHING]
     for value in _upstream(graph, state, following):
-        made = _added(graph, value, added, bounds)
-        if made is not None:
-            added[value] = made
-            parts.append(made)
+        part = _added(graph, value, added, bounds)
+        if part is not None:
+            added[value] = part
+            parts.append(part)
     total = added.get(following)
     return (
         None if total is None else Increment(total, hull(parts).bare, len(parts) - 1)
@@ -99,13 +99,13 @@ def _upstream(graph: Graph, state: int, following: int) -> list[int]:
 
     There are none if they are too many for a counter.
     """
-    found = list[int]()
+    values = list[int]()
     seen = {state}
     stack = [(following, False)]
     while stack:
         value, is_done = stack.pop()
         if is_done:
-            found.append(value)
+            values.append(value)
             continue
         if value in seen or value == ABSENT:
             continue
@@ -114,7 +114,7 @@ def _upstream(graph: Graph, state: int, following: int) -> list[int]:
             return []
         stack.append((value, True))
         stack += [(source, False) for source in _sources(graph, value)]
-    return found
+    return values
 
 
 def _sources(graph: Graph, value: int) -> Sequence[int]:

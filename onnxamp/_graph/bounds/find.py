@@ -68,7 +68,7 @@ def _decisive_weights(bounds: Bounds, unsafe: AbstractSet[int]) -> frozenset[int
         if is_first and bounds.reach(value) < inf:
             stack.append(value)
     seen = set(stack)
-    found = set[int]()
+    weights = set[int]()
     while stack:
         maker = graph.producer(stack.pop())
         if maker is None or maker.bodies:
@@ -76,10 +76,10 @@ def _decisive_weights(bounds: Bounds, unsafe: AbstractSet[int]) -> frozenset[int
         weight = maker.input(1)
         is_product = maker.key in op_facts().contractions
         if is_product and graph.constants.is_constant(weight):
-            found.add(weight)
+            weights.add(weight)
             continue
         for value in maker.reads:
             if graph.types[value] in FLOAT_TENSORS and value not in seen:
                 seen.add(value)
                 stack.append(value)
-    return frozenset(found)
+    return frozenset(weights)

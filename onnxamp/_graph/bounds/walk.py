@@ -65,7 +65,7 @@ def rules() -> Rules:
 
 def _bodies_of(graph: Graph) -> dict[int, Sequence[Node]]:
     """Return the nodes of the bodies of each node that has any, in the order in which they are computed."""
-    found = dict[int, Sequence[Node]]()
+    bodies = dict[int, Sequence[Node]]()
     counts = dict[int, int]()
     for position, node in enumerate(graph.order):
         if node.bodies:
@@ -73,8 +73,8 @@ def _bodies_of(graph: Graph) -> dict[int, Sequence[Node]]:
             count = sum(len(nodes) for nodes in inner)
             count += sum(counts.get(index, 0) for nodes in inner for index in nodes)
             counts[node.index] = count
-            found[node.index] = graph.order[position - count : position]
-    return found
+            bodies[node.index] = graph.order[position - count : position]
+    return bodies
 
 
 class BoundsWalk:
@@ -164,13 +164,13 @@ class BoundsWalk:
         """
         grown = dict[int, Bound]()
         for state in states:
-            held, made = self.bounds[state.before], self.bounds[state.after]
+            held, after = self.bounds[state.before], self.bounds[state.after]
             counter = counters.get(state.before)
             if counter is not None and self._allows(counter, state):
                 continue
-            if counter is None and contains(held, made):
+            if counter is None and contains(held, after):
                 continue
-            wider = hull([held, made]).bare
+            wider = hull([held, after]).bare
             if counter is not None:
                 del counters[state.before]
                 wider = sources.of_type(self._graph.types[state.before])
@@ -269,12 +269,12 @@ class BoundsWalk:
         node = call.node
         rule = rules().get(node.key)
         if rule is not None:
-            found = rule(call)
+            bounds = rule(call)
         elif node.key in op_facts().moves_data:
-            found = moved.moved(call, op_facts().moved_inputs[node.key])
+            bounds = moved.moved(call, op_facts().moved_inputs[node.key])
         else:
             return ()
-        results = [found] if isinstance(found, Bound) else list(found)
+        results = [bounds] if isinstance(bounds, Bound) else list(bounds)
         fact = self._low_sums.get(node.key)
         if fact is not None and self._adds_floats(node):
             results = bounds_of_sums(call, results, fact)

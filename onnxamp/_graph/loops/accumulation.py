@@ -75,23 +75,23 @@ class _Propagation(NamedTuple):
 
 def accumulated_states(graph: Graph, low: Format) -> Accumulated:
     """Return the state that loops accumulate. Complexity: linear in the nodes of loops."""
-    found = Accumulated(ports={}, values={}, open_ended=set())
+    accumulated = Accumulated(ports={}, values={}, open_ended=set())
     if graph.nodes_of(op_facts().repeats):
         steps = list(_propagations(graph))
         # Where something is added to it, a state that decays forgets its errors.
         lasting = [one for one in steps if not one.decays]
-        factors = _add_cycles(graph, low, lasting, found)
+        factors = _add_cycles(graph, low, lasting, accumulated)
         # Without a sum, nothing takes the place of what decays: it ends among the smallest numbers.
         products = [one for one in steps if one.is_product or not one.accumulates]
-        factors |= _add_cycles(graph, low, products, found)
-        if found.values:
-            _add_factors(graph, factors, found)
-            _add_control_flow(graph, found)
-    return found
+        factors |= _add_cycles(graph, low, products, accumulated)
+        if accumulated.values:
+            _add_factors(graph, factors, accumulated)
+            _add_control_flow(graph, accumulated)
+    return accumulated
 
 
 def _add_cycles(
-    graph: Graph, low: Format, steps: Sequence[_Propagation], found: Accumulated
+    graph: Graph, low: Format, steps: Sequence[_Propagation], accumulated: Accumulated
 ) -> set[int]:
     """Add the cycles of these steps in which a sum or a product accumulates. Return the factors of the products."""
     labels = cycles((step.source, step.result) for step in steps)
@@ -115,16 +115,16 @@ def _add_cycles(
         loop = graph.nodes[state.owners[-1]].label if state.owners else ""
         verb = "multiplies" if products else "adds to"
         why[cycle] = f"{loop!r} {verb} it in every iteration"
-        found.values.update(dict.fromkeys(state.values, why[cycle]))
+        accumulated.values.update(dict.fromkeys(state.values, why[cycle]))
         for step in products:
             factors.update(step.others)
         if not _is_corrected(state, reached):
-            found.open_ended.update(state.values)
+            accumulated.open_ended.update(state.values)
     for step in steps:
         cycle = labels[step.source]
         is_own = graph.nodes[step.node].key not in op_facts().control_flow
         if is_own and cycle in why and cycle == labels[step.result]:
-            found.ports[step.node, ABSENT] = why[cycle]
+            accumulated.ports[step.node, ABSENT] = why[cycle]
     return factors
 
 
@@ -207,11 +207,11 @@ def _all_flows(graph: Graph) -> Iterator[tuple[int, int]]:
 def _members(
     labels: Mapping[int, int], wanted: Mapping[int, object]
 ) -> dict[int, frozenset[int]]:
-    found: dict[int, set[int]] = {cycle: set() for cycle in wanted}
+    members: dict[int, set[int]] = {cycle: set() for cycle in wanted}
     for value, cycle in labels.items():
-        if cycle in found:
-            found[cycle].add(value)
-    return {cycle: frozenset(values) for cycle, values in found.items()}
+        if cycle in members:
+            members[cycle].add(value)
+    return {cycle: frozenset(values) for cycle, values in members.items()}
 
 
 def _owners(graph: Graph, values: Iterable[int]) -> list[int]:
@@ -282,32 +282,32 @@ def _is_corrected(state: _LoopState, reached: Mapping[int, int]) -> bool:
     return any(reached.get(other) in own for other in state.operands - state.values)
 
 
-def _add_factors(graph: Graph, factors: set[int], found: Accumulated) -> None:
+def _add_factors(graph: Graph, factors: set[int], accumulated: Accumulated) -> None:
     """Add the nodes that compute factors. In such products they are near 1, where low precision has few numbers."""
     passed = graph.ask(passed_from)
-    stack = sorted(factors - found.values.keys())
+    stack = sorted(factors - accumulated.values.keys())
     seen = set(stack)
     while stack:
         value = stack.pop()
         sources = [*passed.get(value, ())]
         for source in sources:
-            found.ports.setdefault(passing_port(graph, source, value), _FACTOR)
+            accumulated.ports.setdefault(passing_port(graph, source, value), _FACTOR)
         maker = graph.producer(value)
         if (
             maker is not None
             and not sources
             and maker.key not in op_facts().contractions
         ):
-            found.ports.setdefault((maker.index, ABSENT), _FACTOR)
+            accumulated.ports.setdefault((maker.index, ABSENT), _FACTOR)
             sources += passed_inputs(graph, maker)
         fresh = [source for source in sources if source not in seen]
         seen.update(fresh)
         stack += fresh
 
 
-def _add_control_flow(graph: Graph, found: Accumulated) -> None:
+def _add_control_flow(graph: Graph, accumulated: Accumulated) -> None:
     """Add the ports of control flow through which state enters, stays or leaves, and the values that leave."""
-    ports, values = found.ports, found.values
+    ports, values = accumulated.ports, accumulated.values
     # Inner loops first, because what leaves them may leave outer ones as well.
     for node in graph.order:
         if not node.bodies or node.key not in op_facts().control_flow:
@@ -321,8 +321,8 @@ def _add_control_flow(graph: Graph, found: Accumulated) -> None:
                     ports[node.index, value] = values[kept]
             if result in node.outputs and source in values:
                 values[result] = values[source]
-                if source in found.open_ended:
-                    found.open_ended.add(result)
+                if source in accumulated.open_ended:
+                    accumulated.open_ended.add(result)
         for state in carried_states(graph, node):
             if state.end in values and state.start != ABSENT:
                 ports[node.index, state.start] = values[state.end]

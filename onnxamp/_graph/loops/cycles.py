@@ -18,7 +18,7 @@ def cycles(arcs: Iterable[tuple[int, int]]) -> dict[int, int]:
     for source, target in arcs:
         targets.setdefault(source, []).append(target)
         targets.setdefault(target, [])
-    found: dict[int, int] = {}
+    component_of: dict[int, int] = {}
     order: dict[int, int] = {}
     lowest: dict[int, int] = {}
     path: list[int] = []
@@ -38,7 +38,7 @@ def cycles(arcs: Iterable[tuple[int, int]]) -> dict[int, int]:
                     walk.append((target, iter(targets[target])))
                     break
                 # A target without a component yet is on the path, so the arc closes a cycle.
-                if target not in found:
+                if target not in component_of:
                     lowest[value] = min(lowest[value], order[target])
             else:
                 walk.pop()
@@ -49,7 +49,7 @@ def cycles(arcs: Iterable[tuple[int, int]]) -> dict[int, int]:
                 if lowest[value] == order[value]:
                     member = path.pop()
                     while member != value:
-                        found[member] = value
+                        component_of[member] = value
                         member = path.pop()
-                    found[value] = value
-    return found
+                    component_of[value] = value
+    return component_of

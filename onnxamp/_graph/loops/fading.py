@@ -41,12 +41,12 @@ _MASK: Final = "mask"
 
 def loop_scopes(graph: Graph) -> frozenset[int]:
     """Return the bodies of loops, and all that are inside them."""
-    found = set[int]()
+    inside = set[int]()
     for scope in graph.scopes[1:]:
         is_body = graph.nodes[scope.owner].key in op_facts().repeats
-        if is_body or scope.parent in found:
-            found.add(scope.index)
-    return frozenset(found)
+        if is_body or scope.parent in inside:
+            inside.add(scope.index)
+    return frozenset(inside)
 
 
 class Fading:

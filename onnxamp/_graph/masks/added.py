@@ -84,19 +84,19 @@ def _gathered(
     walks: Mapping[int, MaskWalk],
 ) -> AddedMasks:
     """Return what the walks from all masks found."""
-    found = walks.values()
-    masks = _all(walk.before for walk in found)
-    sums = _all(walk.sums for walk in found)
-    chosen = _all(walk.chosen for walk in found)
+    all_walks = walks.values()
+    masks = _all(walk.before for walk in all_walks)
+    sums = _all(walk.sums for walk in all_walks)
+    chosen = _all(walk.chosen for walk in all_walks)
     axes = dict[int, int]()
     unaligned = set[int]()
-    for value, nodes in _operands(found).items():
+    for value, nodes in _operands(all_walks).items():
         axis = None if value in chosen else _axis(graph, sinks, value, nodes)
         if axis is None:
             unaligned |= nodes & sums
         else:
             axes[value] = axis
-    unaligned |= _repeated(found)
+    unaligned |= _repeated(all_walks)
     # A Cast may come before the control flow that passes a mask on.
     for value in [*axes]:
         for source in given.origins(value):
@@ -104,9 +104,9 @@ def _gathered(
     return AddedMasks(
         inputs=frozenset(walks),
         factors=frozenset(value for value, walk in walks.items() if walk.is_factor),
-        values=_all(walk.sides for walk in found),
-        subtracted=_all(walk.subtracted() for walk in found),
-        arithmetic=_all(walk.arithmetic for walk in found),
+        values=_all(walk.sides for walk in all_walks),
+        subtracted=_all(walk.subtracted() for walk in all_walks),
+        arithmetic=_all(walk.arithmetic for walk in all_walks),
         shifts=axes,
         sums=_last_sums(graph, sums, masks),
         emptying=frozenset(filter(partial(_is_emptying, graph), axes)),
@@ -154,10 +154,10 @@ def _repeated(walks: Iterable[MaskWalk]) -> set[int]:
     Only all masks together tell which rows are masked as a whole.
     """
     # Of two inputs that are added to each other alone, one holds the scores.
-    told = [walk for walk in walks if walk.others is not None]
-    count = Counter(chain.from_iterable(_operands(told).values()))
+    open_walks = [walk for walk in walks if walk.others is not None]
+    count = Counter(chain.from_iterable(_operands(open_walks).values()))
     repeated = {index for index, masks in count.items() if masks > 1}
-    for walk in told:
+    for walk in open_walks:
         own = _all(walk.operands.values())
         # A sum that adds another mask to what this one is joined with.
         if (walk.sums - own) & count.keys():

@@ -33,18 +33,18 @@ def _with_made_masks(graph: Graph) -> AddedMasks:
 
     Complexity: linear in nodes, and in those that make a mask, for each mask.
     """
-    found = graph.ask(added_masks)
+    added = graph.ask(added_masks)
     sinks = softmaxes(graph)
     given = Given(graph)
     masks = dict[int, int]()
     leading = graph.at(mask_arithmetic(graph, graph.at(sinks)))
     for node in (one for one in leading if one.key in op_facts().additive):
         value = _mask_of(graph, given, node)
-        if value is not None and value not in found.values:
+        if value is not None and value not in added.values:
             masks[node.index] = value
     makers = {value: _makers(graph, value) for value in dict.fromkeys(masks.values())}
     masks = {index: value for index, value in masks.items() if makers[value]}
-    repeated = _repeated(graph, masks.keys() | found.sums)
+    repeated = _repeated(graph, masks.keys() | added.sums)
     axes = dict[int, set[int | None]]()
     for node in graph.at(masks.keys() - repeated):
         value = masks[node.index]
@@ -55,11 +55,11 @@ def _with_made_masks(graph: Graph) -> AddedMasks:
         if axis is not None:
             shifts[value] = axis
     sums = {index for index, value in masks.items() if value in shifts}
-    return found._replace(
-        values=found.values | shifts.keys(),
-        arithmetic=found.arithmetic.union(*(makers[value] for value in shifts)),
-        shifts={**found.shifts, **shifts},
-        sums=found.sums | (sums - repeated),
+    return added._replace(
+        values=added.values | shifts.keys(),
+        arithmetic=added.arithmetic.union(*(makers[value] for value in shifts)),
+        shifts={**added.shifts, **shifts},
+        sums=added.sums | (sums - repeated),
     )
 
 
@@ -90,7 +90,7 @@ def _mask_of(graph: Graph, given: Given, node: Node) -> int | None:
 
 def _makers(graph: Graph, value: int) -> frozenset[int]:
     """Return the nodes that make a mask, row by row, of inputs and of a constant; none if anything else does."""
-    found = set[int]()
+    nodes = set[int]()
     has_sentinel = has_input = False
     stack = [value]
     seen = {value}
@@ -110,12 +110,12 @@ def _makers(graph: Graph, value: int) -> frozenset[int]:
         if maker is None or not _is_by_row(graph, maker):
             return frozenset()
         if graph.types[value] == FLOAT:
-            found.add(maker.index)
+            nodes.add(maker.index)
         for source in maker.reads:
             if source not in seen:
                 seen.add(source)
                 stack.append(source)
-    return frozenset(found if has_sentinel and has_input else ())
+    return frozenset(nodes if has_sentinel and has_input else ())
 
 
 def _is_by_row(graph: Graph, node: Node) -> bool:

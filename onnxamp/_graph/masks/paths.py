@@ -41,14 +41,14 @@ def mask_arithmetic(graph: Graph, sinks: Iterable[Node]) -> set[int]:
     """Return nodes of mask arithmetic that lead to some nodes, found upstream from all of them at once."""
     walk = op_facts().mask_arithmetic
     stack = [*sinks]
-    found = set[int]()
+    nodes = set[int]()
     while stack:
         for value in stack.pop().reads:
             maker = graph.producer(value)
-            if maker is not None and maker.index not in found and maker.key in walk:
-                found.add(maker.index)
+            if maker is not None and maker.index not in nodes and maker.key in walk:
+                nodes.add(maker.index)
                 stack.append(maker)
-    return found
+    return nodes
 
 
 def mask_path(graph: Graph, start: Node) -> list[int]:
@@ -57,11 +57,11 @@ def mask_path(graph: Graph, start: Node) -> list[int]:
     sinks = op_facts().mask_sinks
     previous: dict[int, list[int]] = {start.index: []}
     stack = [start]
-    found = []
+    pending = []
     while stack:
         node = stack.pop()
         if node.key in sinks:
-            found.append(node.index)
+            pending.append(node.index)
             continue
         if node.key not in walk or not graph.is_float_output(node):
             continue
@@ -71,11 +71,11 @@ def mask_path(graph: Graph, start: Node) -> list[int]:
                 stack.append(reader)
             previous.get(reader.index, []).append(node.index)
     path: set[int] = set()
-    while found:
-        index = found.pop()
+    while pending:
+        index = pending.pop()
         if index not in path:
             path.add(index)
-            found += previous[index]
+            pending += previous[index]
     return sorted(path)
 
 

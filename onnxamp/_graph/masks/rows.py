@@ -12,12 +12,12 @@ from onnxamp._graph.view import ABSENT, Node
 def softmaxes(graph: Graph) -> frozenset[int]:
     """Return the nodes at which masks end: Softmaxes, and the exponentials of decomposed ones."""
     facts = op_facts()
-    found = {node.index for node in graph.nodes_of(facts.mask_sinks)}
+    nodes = {node.index for node in graph.nodes_of(facts.mask_sinks)}
     cores = (op for op, parts in facts.core_of.items() if "softmax" in parts)
     for core in graph.nodes_of(cores):
         if any(reader.key in facts.reductions for reader, _ in graph.readers(core)):
-            found.add(core.index)
-    return frozenset(found)
+            nodes.add(core.index)
+    return frozenset(nodes)
 
 
 def _shows_scores(node: Node) -> bool:
@@ -76,12 +76,12 @@ def _makes_floats(graph: Graph, node: Node) -> bool:
 def _summed_axis(graph: Graph, softmax: Node) -> int | None:
     """Return the axis along which a Softmax sums up, counted from the end; None if it is unknown or not one."""
     if softmax.key not in op_facts().mask_sinks:
-        found = {
+        candidates = {
             axes_of(graph, reader)
             for reader, _ in graph.readers(softmax)
             if reader.key in op_facts().reductions
         }
-        axes = found.pop() if len(found) == 1 else None
+        axes = candidates.pop() if len(candidates) == 1 else None
         return axes[0] if axes is not None and len(axes) == 1 else None
     # Before opset 13, it sums up along all axes from this one on.
     is_old = graph.book.opsets[""] < 13

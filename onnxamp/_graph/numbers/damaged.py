@@ -43,12 +43,12 @@ def _is_damaged(evaluator: Evaluator, one: Computation, low: Format) -> bool:
         return False
     # Overflow is one of the results to look for here, so NumPy must not warn of it.
     with np.errstate(all="ignore"):
-        found = _rounded(results[0], low).astype(np.float64)
+        rounded = _rounded(results[0], low).astype(np.float64)
         is_usual = (np.abs(right) >= low.smallest_normal) & (
             np.abs(right) < low.max_finite
         )
         # Negated, because a comparison with NaN is false, and NaN is damage.
-        is_far = ~(np.abs(found - right) <= _BEARABLE * low.epsilon * np.abs(right))
+        is_far = ~(np.abs(rounded - right) <= _BEARABLE * low.epsilon * np.abs(right))
         return bool((is_usual & is_far).any())
 
 

@@ -44,9 +44,9 @@ def expanded_distances(graph: Graph) -> Iterator[frozenset[int]]:
             for nodes, start in zip(
                 squares.get(value, ()), starts.get(value, ()), strict=True
             ):
-                found = _joined(graph, product, start)
-                if found:
-                    yield frozenset(nodes | found.union(moving))
+                joined = _joined(graph, product, start)
+                if joined:
+                    yield frozenset(nodes | joined.union(moving))
 
 
 def _squared(graph: Graph, reduction: Node) -> tuple[int, list[int]]:
@@ -73,20 +73,20 @@ def _joined(graph: Graph, product: Node, square: Node) -> set[int]:
 def _carried(graph: Graph, start: Node) -> set[int]:
     """Return a node and those through which its result passes on in sums."""
     facts = op_facts()
-    found = {start.index}
+    nodes = {start.index}
     stack = [start]
-    while stack and len(found) < _REACH:
+    while stack and len(nodes) < _REACH:
         for reader, _ in graph.readers(stack.pop()):
             passes = reader.key in facts.additive or reader.key in facts.carriers
             is_scaling = reader.key in ("Mul", "Div") and any(
                 graph.constants.is_constant(value) for value in reader.reads
             )
             is_exact = reader.index in graph.exact
-            is_new = reader.index not in found and graph.is_float_output(reader)
+            is_new = reader.index not in nodes and graph.is_float_output(reader)
             if is_new and (passes or is_scaling or is_exact):
-                found.add(reader.index)
+                nodes.add(reader.index)
                 stack.append(reader)
-    return found
+    return nodes
 
 
 def cosine_nodes(graph: Graph, node: Node) -> frozenset[int]:
@@ -137,21 +137,21 @@ def _normalizer_nodes(graph: Graph, value: int) -> frozenset[int]:
 def _norm_nodes(graph: Graph, value: int) -> frozenset[int]:
     """Return the nodes that compute lengths of vectors, or a product of lengths, guarded or not; none for others."""
     facts = op_facts()
-    found = set[int]()
+    nodes = set[int]()
     stack = [value]
-    while stack and len(found) < _REACH:
+    while stack and len(nodes) < _REACH:
         maker = graph.producer(stack.pop())
         if maker is None:
             return frozenset()
-        found.add(maker.index)
+        nodes.add(maker.index)
         if maker.key == "ReduceL2":
             continue
         if maker.key == "Sqrt":
             total = graph.producer(maker.inputs[0])
-            found.update(_product_nodes(graph, total))
+            nodes.update(_product_nodes(graph, total))
             continue
         passes = maker.index in graph.exact or maker.key in facts.commutative
         if not (passes or maker.key in facts.carriers):
             return frozenset()
         stack += graph.computed_inputs(maker)
-    return frozenset(found)
+    return frozenset(nodes)

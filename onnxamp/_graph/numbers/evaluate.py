@@ -96,14 +96,14 @@ class Evaluator:
         if node.key in MAKERS:
             number = _made(node, self.graph)
             return {} if number is None else {outputs[0]: (number,)}
-        found: list[tuple[Number, ...]] = []
+        rows: list[tuple[Number, ...]] = []
         for chosen in islice(product(*given), ALTERNATIVES):
             by_value = dict(zip(operands, chosen, strict=True))
             results = self._run(node, by_value)
             if results is None:
                 return {}
-            found.append(results)
-        columns = zip(*found, strict=True)
+            rows.append(results)
+        columns = zip(*rows, strict=True)
         return dict(zip(outputs, map(tuple, columns), strict=False))
 
     def _run(
@@ -151,10 +151,10 @@ class Evaluator:
         # Bytes stand for the arrays, which cannot be keys of a dictionary.
         key = proto.domain, proto.op_type, attributes, given, len(proto.output)
         if key not in self.done:
-            found = _by_numpy(node, arrays)
-            if found is None:
-                found = _evaluated(proto, arrays, self.graph.book.opsets)
-            self.done[key] = found
+            outputs = _by_numpy(node, arrays)
+            if outputs is None:
+                outputs = _evaluated(proto, arrays, self.graph.book.opsets)
+            self.done[key] = outputs
         return self.done[key]
 
 
@@ -185,11 +185,11 @@ def _by_numpy(node: Node, arrays: Sequence[Array | None]) -> Sequence[Array] | N
     # Numbers may overflow here as they do at run-time, without warnings.
     with np.errstate(all="ignore"):
         try:
-            found = np.asarray(function(*given))
+            result = np.asarray(function(*given))
         except ValueError:
             # The shapes do not fit, so the model is wrong there.
             return None
-    return [found] if found.size <= _MOST else None
+    return [result] if result.size <= _MOST else None
 
 
 def _evaluated(
@@ -208,9 +208,9 @@ def _evaluated(
             results = ReferenceEvaluator(proto, opsets=dict(opsets)).run(None, feeds)
     except Exception:  # noqa: BLE001 - whatever is wrong with the node, its result is not known then
         return None
-    found = [np.asarray(one) for one in results]
-    is_small = all(one.size <= _MOST and one.dtype.kind != "O" for one in found)
-    return found if is_small else None
+    outputs = [np.asarray(one) for one in results]
+    is_small = all(one.size <= _MOST and one.dtype.kind != "O" for one in outputs)
+    return outputs if is_small else None
 
 
 def _made(node: Node, graph: Graph) -> Number | None:

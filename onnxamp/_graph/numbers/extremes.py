@@ -292,8 +292,8 @@ class _NumberWalk:
 
     def _array(self, value: int) -> NDArray[Any] | None:
         source = self.graph.constants.source(value)
-        found = self.known.get(value) or self.evaluator.numbers_of(source, {})
-        return found[0].array if found else None
+        numbers = self.known.get(value) or self.evaluator.numbers_of(source, {})
+        return numbers[0].array if numbers else None
 
     def uniform(self, value: int) -> float | None:
         """Return the number that all elements of a constant equal; None for other values."""

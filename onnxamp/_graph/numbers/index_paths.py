@@ -109,13 +109,13 @@ def _counted(graph: Graph) -> Iterator[tuple[Node, int, str]]:
 
 def _passes(graph: Graph) -> dict[int, list[int]]:
     """Return value -> the values that are passed on as it: into bodies, out of them, or as another type of float."""
-    found: dict[int, list[int]] = {}
+    sources: dict[int, list[int]] = {}
     casts = ((node.input(0), node.outputs[0]) for node in graph.nodes_of({"Cast"}))
     passed = ((source, result) for _, source, result in passages(graph))
     for source, result in chain(casts, passed):
         if _is_wide(graph, source) and _is_wide(graph, result):
-            found.setdefault(result, []).append(source)
-    return found
+            sources.setdefault(result, []).append(source)
+    return sources
 
 
 def _counting(graph: Graph, passes: Mapping[int, Sequence[int]]) -> set[int]:
@@ -129,13 +129,13 @@ def _counting(graph: Graph, passes: Mapping[int, Sequence[int]]) -> set[int]:
     )
     # A constant of one number, such as the zero that a state begins with, says nothing about what it is passed on to.
     stack = [source for source in ends if graph.constants.uniform(source) is None]
-    found: set[int] = set()
+    values: set[int] = set()
     while stack:
         for result in results.get(stack.pop(), ()):
-            if result not in found:
-                found.add(result)
+            if result not in values:
+                values.add(result)
                 stack.append(result)
-    return found
+    return values
 
 
 def _counts(graph: Graph, value: int) -> bool:

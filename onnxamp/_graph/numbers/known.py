@@ -47,16 +47,16 @@ class Known:
         """
         self.computations = computations
         self._stats = dict[int, tuple[ConstantStats, ...]]()
-        for value, found in numbers.items():
-            arrays = (one.array for one in found)
+        for value, alternatives in numbers.items():
+            arrays = (one.array for one in alternatives)
             self._stats[value] = tuple(map(constant_stats, arrays))
         self._sources = sources
         self.numbers = numbers
 
     def floats(self) -> Iterator[tuple[int, ConstantStats]]:
         """Yield the values that are computed or overridable, with the statistics of each value that they may have."""
-        for value, found in self._stats.items():
-            for stats in found:
+        for value, alternatives in self._stats.items():
+            for stats in alternatives:
                 yield value, stats
 
     def stats(self, value: int) -> tuple[ConstantStats, ...]:
@@ -95,9 +95,9 @@ def known_numbers(graph: Graph) -> Known:
     for derivation in plan.needed():
         numbers |= derivation.results(numbers, evaluate)
     floats = {
-        value: found
-        for value, found in numbers.items()
-        if found and _tells(graph, value)
+        value: alternatives
+        for value, alternatives in numbers.items()
+        if alternatives and _tells(graph, value)
     }
     return Known(floats, plan.sources, evaluate.computations)
 
@@ -181,11 +181,11 @@ class _Derivation(NamedTuple):
             return evaluate.computed(self.node, self.operands, given, self.outputs)
         sizes = evaluate.sizes(self.outputs)
         # By their bytes, so that equal numbers count once towards the limit.
-        found = dict[bytes, Number]()
+        distinct = dict[bytes, Number]()
         for each in given:
             for one in _moved(each, sizes):
-                found[one.array.tobytes()] = one
-        alternatives = tuple(found.values())
+                distinct[one.array.tobytes()] = one
+        alternatives = tuple(distinct.values())
         complete = 0 < len(alternatives) <= ALTERNATIVES
         return dict.fromkeys(self.outputs, alternatives) if complete else {}
 

@@ -29,9 +29,9 @@ def moment_difference(graph: Graph, node: Node) -> frozenset[int]:
             continue
         nodes = {node.index, *between, *mean.nodes, *square.nodes, second.index}
         known = [one for one in firsts if one is not None]
-        found = _shared(graph, second, known) or _of_places(graph, [second, *known])
-        if found and len(known) == len(firsts):
-            return frozenset(nodes | found)
+        sources = _shared(graph, second, known) or _of_places(graph, [second, *known])
+        if sources and len(known) == len(firsts):
+            return frozenset(nodes | sources)
     return frozenset()
 
 

@@ -75,17 +75,17 @@ def readers_of_power(graph: Graph, power: Node) -> list[Node]:
 def _spread(graph: Graph, start: Node) -> list[Node]:
     """Return the nodes that read the results of a node, directly or through sums, factors and exact ops."""
     seen = {start.index}
-    found = list[Node]()
+    nodes = list[Node]()
     stack = [start]
-    while stack and len(found) < _REACH:
+    while stack and len(nodes) < _REACH:
         for reader, port in passed_on(graph, stack.pop()).readers(graph):
             if reader.index in seen or reader.bodies or _has_one_type(reader, port):
                 continue
             seen.add(reader.index)
-            found.append(reader)
+            nodes.append(reader)
             if _keeps_magnitude(graph, reader):
                 stack.append(reader)
-    return found
+    return nodes
 
 
 def _has_curve(nodes: Iterable[Node]) -> bool:

@@ -120,15 +120,15 @@ def _passed(graph: Graph) -> Mapping[int, Sequence[int]]:
     The state of a loop counts as raw in its first turn. The loop returns the state that its body computed, and not the
     initial one, although a loop without turns does.
     """
-    found = dict[int, list[int]]()
+    results = dict[int, list[int]]()
     owners = dict.fromkeys(scope.owner for scope in graph.scopes[1:])
     for node in graph.at(owners):
         idle = {(state.start, state.end) for state in carried_states(graph, node)}
         for source, result in dict.fromkeys(transfers(graph, node)):
             is_float = graph.types[result] in FLOAT_TENSORS
             if source != ABSENT and is_float and (source, result) not in idle:
-                found.setdefault(source, []).append(result)
-    return found
+                results.setdefault(source, []).append(result)
+    return results
 
 
 def raw_makers(
@@ -229,12 +229,12 @@ class _Walk:
         if not is_kept:
             return
         sources = [self.wide[value] for value in node.inputs if value in self.wide]
-        found = {
+        moved = {
             value: frozenset().union(*sources)
             for value in node.writes
             if self.graph.types[value] in INTEGERS
         }
-        self.wide.update(found)
+        self.wide.update(moved)
 
     def follow(self, node: Node) -> None:
         """Note the outputs of a node if they are raw, or a mean of raw values."""
@@ -343,8 +343,8 @@ class _Walk:
     def _follow_terms(self, node: Node, terms: int) -> None:
         """Note the outputs of a node that moves weighted raw values, or adds them up."""
         if node.key in op_facts().reductions:
-            found = self.means if terms in self.averaging else self.sums
-            found.update(dict.fromkeys(node.writes, self.terms[terms]))
+            noted = self.means if terms in self.averaging else self.sums
+            noted.update(dict.fromkeys(node.writes, self.terms[terms]))
         elif self._passes(node):
             self.terms.update(dict.fromkeys(node.writes, self.terms[terms]))
 
@@ -372,9 +372,9 @@ class _Walk:
         if self._averages(node, value):
             self.channels.update(dict.fromkeys(node.writes, channel))
         elif node.key in facts.products:
-            made = _channels_of(node)
-            if is_first and channel is None and made is not None:
-                self.channels[node.outputs[0]] = made
+            sliced = _channels_of(node)
+            if is_first and channel is None and sliced is not None:
+                self.channels[node.outputs[0]] = sliced
         elif is_kept or node.key in facts.linear:
             self.channels.update(dict.fromkeys(node.writes, channel))
             self._follow_ratio(node, [value] if is_kept else [])

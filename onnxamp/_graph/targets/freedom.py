@@ -248,12 +248,12 @@ def freedom(target: str, op: Typed, params: Sequence[str], low: Format) -> Freed
             choice for choice, typed in choices.items() if asked(target, typed)
         )
 
-    found = legal(runs_on)
+    able = legal(runs_on)
     all_high = (False,) * len(params)
-    falls_back = all_high not in found and not target_of(target).builds
+    falls_back = all_high not in able and not target_of(target).builds
     is_given = op.signature.key in op_facts().dtype_attribute
     if cpu_of(target) != target and (
-        not found or (is_given and not target_of(target).limits_types)
+        not able or (is_given and not target_of(target).limits_types)
     ):
         # ONNX Runtime wraps float16 nodes without a CPU kernel in Casts, unless an attribute determines their type.
         # Scales of integers would be rounded without any benefit.
@@ -262,10 +262,10 @@ def freedom(target: str, op: Typed, params: Sequence[str], low: Format) -> Freed
             return _described(
                 params, legal(_may_be_wrapped) | {all_high}, falls_back=True
             )
-        found = legal(_is_left)
-    only_low = falls_back and any(any(choice) for choice in found)
+        able = legal(_is_left)
+    only_low = falls_back and any(any(choice) for choice in able)
     return _described(
-        params, found | {all_high}, falls_back=falls_back, only_low=only_low
+        params, able | {all_high}, falls_back=falls_back, only_low=only_low
     )
 
 
@@ -311,10 +311,10 @@ def _types(
             types[param] = retyped(types[param], low)
     is_given = op.signature.key in op_facts().dtype_attribute
     giver = type_giver(op.proto) if is_given else None
-    made = op.signature.output(0)
+    output = op.signature.output(0)
     read = None if giver is None else op.signature.input(giver)
-    if giver is not None and made is not None and read is not None:
+    if giver is not None and output is not None and read is not None:
         given = types.get(op.signature.param(read, giver))
         if given is not None:
-            types[op.signature.param(made, 0)] = given
+            types[op.signature.param(output, 0)] = given
     return types

@@ -65,8 +65,8 @@ def optimizer_faults(
     for node in graph.nodes_of(ops):
         mine = [row for row in rows if node.key in row["ops"]]
         for port in range(len(node.inputs)):
-            found = (_fault(graph, node, port, row) for row in mine)
-            if fault := next(filter(None, found), None):
+            faults = (_fault(graph, node, port, row) for row in mine)
+            if fault := next(filter(None, faults), None):
                 yield fault
 
 
@@ -85,8 +85,8 @@ def faulty_optimizers(
     if not may_break(model):
         return ()
     try:
-        found = optimizer_faults(Graph.of(model), (provider,), version)
-        return tuple(dict.fromkeys(fault.optimizer for fault in found))
+        faults = optimizer_faults(Graph.of(model), (provider,), version)
+        return tuple(dict.fromkeys(fault.optimizer for fault in faults))
     except (ModelError, OpsetError):
         # The session says what is wrong with the model.
         return ()
@@ -98,12 +98,12 @@ def suspected_optimizers(model: ModelProto) -> tuple[str, ...]:
     Complexity: linear in nodes.
     """
     makers = _makers()
-    found = dict[str, None]()
+    optimizers = dict[str, None]()
     for node in all_nodes(model.graph.node):
         for row in makers.get(node.op_type, ()):
             if _is_taken(node, row):
-                found[row["optimizer"]] = None
-    return tuple(found)
+                optimizers[row["optimizer"]] = None
+    return tuple(optimizers)
 
 
 @cache

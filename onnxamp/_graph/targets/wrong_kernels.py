@@ -37,22 +37,22 @@ def _has_small_heads(graph: Graph, node: Node, rule: Mapping[str, Any]) -> bool:
 def _rules(target: str) -> Mapping[str, Sequence[Mapping[str, Any]]]:
     """Return op -> the rules for the target's version; without a version, only rules for all versions."""
     version = version_of(target)
-    found = defaultdict[str, list[Mapping[str, Any]]](list)
+    rules_of = defaultdict[str, list[Mapping[str, Any]]](list)
     for rule in target_table(target, "wrong").get("rows", ()):
         before = rule.get("before")
         if before is None or (version and is_older(version, before)):
             for op in rule["ops"]:
-                found[op].append(rule)
-    return found
+                rules_of[op].append(rule)
+    return rules_of
 
 
 def wrong_ops() -> frozenset[str]:
     """Return the ops with a kernel that is wrong on some target, in some version."""
-    found = set[str]()
+    ops = set[str]()
     for name in target_names():
         rules = target_table(name, "wrong").get("rows", ())
-        found.update(*(rule["ops"] for rule in rules))
-    return frozenset(found)
+        ops.update(*(rule["ops"] for rule in rules))
+    return frozenset(ops)
 
 
 def _head_size(graph: Graph, node: Node) -> int | None:

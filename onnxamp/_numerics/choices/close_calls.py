@@ -85,7 +85,7 @@ def choosers(reference: DataflowGraph, result: DataflowGraph) -> list[Chooser]:
     for node, reads in zip(result.nodes, result.reads, strict=True):
         if not reached.isdisjoint(reads):
             reached.update(node.output)
-    found = list[Chooser]()
+    choosing = list[Chooser]()
     room = _BYTES
     for node in reference.nodes:
         is_chosen = _chooses_by_floats(reference, node)
@@ -97,13 +97,13 @@ def choosers(reference: DataflowGraph, result: DataflowGraph) -> list[Chooser]:
         room -= 2 * sum(reference.sizes.get(name, 0) for name in node.input)
         if room < 0:
             break
-        found.append(Chooser(node, twin))
-    return found
+        choosing.append(Chooser(node, twin))
+    return choosing
 
 
-def read_by(found: Sequence[Chooser]) -> list[str]:
+def read_by(choosing: Sequence[Chooser]) -> list[str]:
     """Return the values of the conversion that show the choices of nodes."""
-    return [name for one in found for name in one.reads(one.result)]
+    return [name for one in choosing for name in one.reads(one.result)]
 
 
 def _chooses_by_floats(flow: DataflowGraph, node: NodeProto) -> bool:
@@ -149,7 +149,7 @@ def close_calls(
     models: tuple[Session, Session],
     feeds: Feeds,
     known: tuple[Outputs, Outputs],
-    found: Sequence[Chooser],
+    choosing: Sequence[Chooser],
 ) -> Iterator[CloseCalls]:
     """Yield the choices of nodes on a sample, as far as both models compute them here.
 
@@ -157,20 +157,20 @@ def close_calls(
         models: the original and its conversion.
         feeds: the sample.
         known: values of both that are known, by name; others are computed.
-        found: the nodes.
+        choosing: the nodes.
     """
-    if not found:
+    if not choosing:
         return
     wanted = (
-        [name for one in found for name in one.reads(one.node)],
-        read_by(found),
+        [name for one in choosing for name in one.reads(one.node)],
+        read_by(choosing),
     )
     try:
         values, others = map(_values, models, (feeds, feeds), known, wanted)
     except RuntimeFailure:
         return
     exponents = models[1].prepare(feeds).flow.exponents
-    for one in found:
+    for one in choosing:
         reads = _arrays(one.reads(one.node), values, {})
         other = _arrays(one.reads(one.result), others, exponents)
         if [array.shape for array in reads[:2]] != [

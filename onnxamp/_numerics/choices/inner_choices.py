@@ -59,13 +59,13 @@ def inner_choices(
         flows = [session.prepare(feeds).flow for session in flats]
     except OnnxAmpError:
         return
-    found = [
+    choosing = [
         chooser
         for chooser in choosers(*flows)
         if flat.origins.get(chooser.node.output[0]) in labels
     ]
     total = dict[str, CloseCalls]()
-    for calls in close_calls(flats, feeds, ({}, {}), found):
+    for calls in close_calls(flats, feeds, ({}, {}), choosing):
         label = labels[flat.origins[calls.node]]
         before = total.get(label)
         total[label] = replace(calls, node=label) if before is None else before + calls
@@ -76,12 +76,12 @@ def _labels(model: Model) -> dict[str, str]:
     """Return the first outputs of the nodes in bodies that may choose by floats, with the names of the nodes."""
     decides = op_facts().decides
     graph = model.ask(graph_of)
-    found = dict[str, str]()
+    labels = dict[str, str]()
     for node in graph.nodes:
         is_chosen = node.scope and node.key in decides
         if is_chosen and not all(_is_integer(graph, value) for value in node.reads):
-            found[node.proto.output[0]] = node.proto.name or node.proto.output[0]
-    return found
+            labels[node.proto.output[0]] = node.proto.name or node.proto.output[0]
+    return labels
 
 
 def _is_integer(graph: Graph, value: int) -> bool:

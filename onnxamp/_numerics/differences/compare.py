@@ -165,24 +165,24 @@ def _without_sentinels(a: Array, b: Array) -> list[_Part]:
             for part, _ in blocks(a, a, PART)
         ]
     )
-    masked, found = a[~usual], b[~usual]
+    masked, theirs = a[~usual], b[~usual]
     # A sentinel means infinity, and so does the end of a narrower type.
-    is_same_side = np.sign(masked) == np.sign(found)
-    saturates = is_same_side & np.isin(np.abs(found), _ENDS)
-    pairs = [(a[usual], b[usual]), (masked, np.where(saturates, masked, found))]
+    is_same_side = np.sign(masked) == np.sign(theirs)
+    saturates = is_same_side & np.isin(np.abs(theirs), _ENDS)
+    pairs = [(a[usual], b[usual]), (masked, np.where(saturates, masked, theirs))]
     return [(one, other, _Extremes(one, other)) for one, other in pairs if one.size]
 
 
 def _judged_apart(parts: Sequence[_Part]) -> dict[str, float]:
     """Return the metrics that are relative to a norm, which sentinels would hide: the worst ones of the parts."""
-    found = [_measures(*part) for part in parts]
-    rel_l2 = max(one["rel_l2"] for one in found)
-    cosines = [one["cosine"] for one in found if not np.isnan(one["cosine"])]
+    measured = [_measures(*part) for part in parts]
+    rel_l2 = max(one["rel_l2"] for one in measured)
+    cosines = [one["cosine"] for one in measured if not np.isnan(one["cosine"])]
     return {
         "rel_l2": rel_l2,
         "typical_rel_l2": rel_l2,
         "snr_db": decibels(rel_l2),
-        "max_rel": max(one["max_rel"] for one in found),
+        "max_rel": max(one["max_rel"] for one in measured),
         "cosine": min(cosines, default=np.nan),
     }
 

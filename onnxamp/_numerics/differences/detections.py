@@ -392,8 +392,8 @@ def _compared(
     columns = [np.empty(0, int)]
     for index in range(len(reference.scores)):
         (one, kept), (other, others) = reference.image(index), result.image(index)
-        found, mine, theirs = _image(names, one, other, scale)
-        total += found
+        detections, mine, theirs = _image(names, one, other, scale)
+        total += detections
         starts = index * reference.scores.shape[1], index * result.scores.shape[1]
         rows.append(kept[mine] + starts[0])
         columns.append(others[theirs] + starts[1])
@@ -422,7 +422,7 @@ def _image(
         _excess(new, other.scores, one.scores),
     ]
     error = float(np.concatenate(errors).max(initial=0)) / scale  # NaN if any is
-    found = Detections(
+    detections = Detections(
         outputs=names,
         rows=len(one.scores),
         matched=len(rows),
@@ -432,7 +432,7 @@ def _image(
         worst_score=float(gaps.max(initial=0)),
         error=error if np.isfinite(error) else np.inf,
     )
-    return found, rows, columns
+    return detections, rows, columns
 
 
 def _excess(missing: npt.NDArray[np.intp], mine: Array, others: Array) -> Array:

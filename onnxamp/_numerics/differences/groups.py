@@ -183,19 +183,19 @@ def groups_of(reference: Array, result: Array) -> tuple[Group, ...]:
         numbers.add_numbers(r, e)
         for axis, sums in enumerate(slices):
             sums.add_slices(place, axis, r, e)
-    found = list[Group]()
+    groups = list[Group]()
     for axis, sums in enumerate(slices):
         exponents = _exponents(sums.magnitudes)
         step = prod(a.shape[axis + 1 :])
         for group in sums.groups(axis, exponents):
             at = int(np.argmax(_is_in(group, exponents)))
-            found.append(group.starting(at * step, reference.shape))
+            groups.append(group.starting(at * step, reference.shape))
     of_numbers = numbers.groups(_ELEMENTS, np.arange(_EXPONENTS))
     for group in of_numbers:
-        found.append(group.starting(_first_of(group, a, b), reference.shape))
+        groups.append(group.starting(_first_of(group, a, b), reference.shape))
     if len(of_numbers) > 1 and _is_fill(of_numbers[-1], a, b):
-        found[-1] = replace(found[-1], is_fill=True)
-    return tuple(found)
+        groups[-1] = replace(groups[-1], is_fill=True)
+    return tuple(groups)
 
 
 def _may_hide(reference: Array) -> bool:
@@ -211,15 +211,15 @@ def _may_hide(reference: Array) -> bool:
     # The sign is the bit before the exponent, and is lost.
     counts = np.bincount((bits >> _FRACTION).astype(np.uint8).ravel(), minlength=0x100)
     zeros = numbers.size - int(np.count_nonzero(numbers))
-    found = np.flatnonzero(counts[1:]) + 1
+    occurring = np.flatnonzero(counts[1:]) + 1
     if counts[0] > zeros or counts[_LARGEST:].any():
         return True
     # The magnitude of a slice is between those of its numbers.
-    if not found.size or found[-1] - found[0] < _GAP:
+    if not occurring.size or occurring[-1] - occurring[0] < _GAP:
         return False
-    if (np.diff(found) >= _GAP).any():
+    if (np.diff(occurring) >= _GAP).any():
         return True
-    one = np.float32(2.0 ** float(_BIAS - found[-1]))
+    one = np.float32(2.0 ** float(_BIAS - occurring[-1]))
     energies = np.square(numbers * one)
     elements = (numbers != 0).astype(np.float32) if zeros else np.ones_like(numbers)
     pairs = zip(_slice_sums(energies), _slice_sums(elements), strict=True)

@@ -33,12 +33,12 @@ _BLOCK: Final = 1 << 15
 """Elements that are measured at once, so that their float64 temporaries stay in the cache."""
 
 
-def measure(reference: "ort.OrtValue", found: "ort.OrtValue") -> Measurement:
+def measure(reference: "ort.OrtValue", result: "ort.OrtValue") -> Measurement:
     """Measure one pair of tensors.
 
     Args:
         reference: floats of any width, integers or booleans, on any device.
-        found: the same shape, of any such type.
+        result: the same shape, of any such type.
 
     Raises:
         RuntimeFailure: the tensors are of kinds that cannot be compared (strings).
@@ -46,7 +46,7 @@ def measure(reference: "ort.OrtValue", found: "ort.OrtValue") -> Measurement:
     Complexity: linear in elements, with temporaries for a fixed number of them.
     """
     one = _flat(reference)
-    other = one if found is reference else _flat(found)
+    other = one if result is reference else _flat(result)
     total = Measurement()
     with np.errstate(invalid="ignore", over="ignore"):
         for r, f in blocks(one, other, _BLOCK):

@@ -77,9 +77,9 @@ def merge(diffs: Sequence[TensorDiff]) -> TensorDiff:
 def _mean(numbers: Sequence[float | None], weights: Sequence[int]) -> float | None:
     """Return the weighted mean of the numbers that are not None."""
     total = 0
-    found = 0.0
+    sum_of_all = 0.0
     for number, weight in zip(numbers, weights, strict=True):
         if number is not None:
             total += weight
-            found += number * weight
-    return found / total if total else None
+            sum_of_all += number * weight
+    return sum_of_all / total if total else None

@@ -141,10 +141,10 @@ class Sums:
         """Cosine of the angle between r and f: 1 if both are zero, NaN if no elements can be compared."""
         if not self.is_comparable:
             return nan
-        reference, found = self.dot_energies
-        norms = sqrt(reference) * sqrt(found)
+        reference, result = self.dot_energies
+        norms = sqrt(reference) * sqrt(result)
         if norms == 0:
-            return 1.0 if reference == found else 0.0
+            return 1.0 if reference == result else 0.0
         return max(-1.0, min(1.0, self.dot / norms))
 
 

@@ -87,12 +87,12 @@ def timed(run: Run, clock: Clock) -> Timed:
     """Return a function that runs ``run`` several times, and times it from outside."""
 
     def block(count: int) -> list[float]:
-        taken = []
+        seconds = []
         for _ in range(count):
             start = clock()
             run()
-            taken.append(clock() - start)
-        return taken
+            seconds.append(clock() - start)
+        return seconds
 
     return block
 

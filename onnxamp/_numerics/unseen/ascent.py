@@ -57,10 +57,12 @@ class Ascent:
     ) -> None:
         self.model = model
         has_bodies = len(model.ask(graph_of).scopes) > 1
-        found = flattened(model, sample) if has_bodies else None
+        flattening = flattened(model, sample) if has_bodies else None
         self.inner: dict[str, str]
         """Value in a body -> the value of the flat model that holds what it is in all turns."""
-        flat, self.inner = (model, {}) if found is None else with_joined(found)
+        flat, self.inner = (
+            (model, {}) if flattening is None else with_joined(flattening)
+        )
         self.flat = sized(flat, sample)
         self.names = names
         self.ranges = ranges
@@ -104,15 +106,15 @@ class Ascent:
             chosen = [inputs for inputs, there in ends if there >= least]
             hard = self._stored(watched.largest(chosen))
             self.largest = (_magnitudes(every), _magnitudes(hard))
-            found = Headroom(
+            headroom = Headroom(
                 value=name,
                 seen=max(seen[name].values()).magnitude,
                 stressed=self.largest[1][name],
                 range=self.low.max_finite,
             )
-            told = "an input" if len(chosen) == 1 else f"{len(chosen)} inputs"
-            samples = held_samples(f"{told} made to be hard", chosen)
-            return Stressed(proof, samples, found)
+            what = "an input" if len(chosen) == 1 else f"{len(chosen)} inputs"
+            samples = held_samples(f"{what} made to be hard", chosen)
+            return Stressed(proof, samples, headroom)
         return Stressed(proof, why=why)
 
     def _ends(
@@ -186,26 +188,26 @@ class Ascent:
 
     def _stored(self, seen: Mapping[str, list[Seen]]) -> dict[str, list[Seen]]:
         """Return what is seen of values, as the result stores them."""
-        found = dict[str, list[Seen]]()
+        stored = dict[str, list[Seen]]()
         for name, ends in seen.items():
             factor = 2.0 ** -self.exponents.get(name, 0)
-            found[name] = [
+            stored[name] = [
                 one._replace(magnitude=one.magnitude * factor) for one in ends
             ]
-        return found
+        return stored
 
     def _fitting(self, seen: Sequence[Seen]) -> dict[float, Seen]:
         """Return by sign where a value is largest on the samples, as far as it fits low precision.
 
         A value out of range on the samples is a mask that the result saturates, or was judged before.
         """
-        found = dict[float, Seen]()
+        largest = dict[float, Seen]()
         for now in seen:
-            held = found.get(now.sign)
+            held = largest.get(now.sign)
             least = held.magnitude if held else 0.0
             if least < now.magnitude < self.low.overflow:
-                found[now.sign] = now
-        return found
+                largest[now.sign] = now
+        return largest
 
 
 def moved_values(

@@ -69,12 +69,12 @@ def find_beyond(
     at_hand = _at_hand(samples)
     flow = reference.prepare(check_inputs(reference.model.proto, at_hand[0])).flow
     sides = uncovered(flow.conditions, taken)
-    found = [*_other_branches(reference, at_hand, sides, runs=runs)]
-    found += _idle_loops(reference, at_hand)
+    parts = [*_other_branches(reference, at_hand, sides, runs=runs)]
+    parts += _idle_loops(reference, at_hand)
     if runs and samples.draw is not None:
-        found += _drawn(reference, samples, samples.draw)
-    excursions = (one for one in found if isinstance(one, Excursion))
-    not_run = (one.clause for one in found if isinstance(one, NotRun))
+        parts += _drawn(reference, samples, samples.draw)
+    excursions = (one for one in parts if isinstance(one, Excursion))
+    not_run = (one.clause for one in parts if isinstance(one, NotRun))
     return Beyond(tuple(excursions), tuple(not_run))
 
 
@@ -163,17 +163,17 @@ class _BranchRuns:
         while self.left and self.runs < _RUNS:
             chosen = self._together()
             self.left = [one for one in self.left if one not in chosen]
-            found = self._run(chosen)
+            outcome = self._run(chosen)
             if len(chosen) == 1:
-                yield found
-            elif isinstance(found, NotRun):
+                yield outcome
+            elif isinstance(outcome, NotRun):
                 yield from (self._run([one]) for one in chosen)
             else:
                 alone = [
                     Excursion(_named([one]), self.samples, self._session([one]))
                     for one in chosen
                 ]
-                yield found._replace(alone=tuple(alone))
+                yield outcome._replace(alone=tuple(alone))
         yield from (self._run([one]) for one in self.left)
 
     def _together(self) -> list[_Side]:

@@ -55,10 +55,10 @@ class Watched(NamedTuple):
         graph = model.ask(graph_of)
         within = defaultdict[str, list[str]](list)
         if not set(names) <= graph.scopes[0].names.keys():
-            made, found = with_body_ranges(graph)
-            for output, inside in found.items():
+            proto, inner_ranges = with_body_ranges(graph)
+            for output, inside in inner_ranges.items():
                 within[graph.values[inside].name].append(output)
-            graph = Graph.of(made, model.folder)
+            graph = Graph.of(proto, model.folder)
         editor = GraphEditor(graph)
         outputs = dict[str, tuple[str, str]]()
         for name in names:
@@ -74,17 +74,17 @@ class Watched(NamedTuple):
             )
             # So near to what makes it, they need no more memory than the model, and little more time.
             editor.insert_after(graph.values[value].producer, *nodes)
-        made = editor.finish()
+        proto = editor.finish()
         for ends in outputs.values():
-            made.graph.output.extend(ValueInfoProto(name=end) for end in ends)
+            proto.graph.output.extend(ValueInfoProto(name=end) for end in ends)
         inner = {
             name: within[name]
             for name in names
             if name not in outputs and name in within
         }
         ranges = chain.from_iterable(inner.values())
-        made.graph.output.extend(ValueInfoProto(name=output) for output in ranges)
-        shell = take_weights(made, model.folder, keep=0)
+        proto.graph.output.extend(ValueInfoProto(name=output) for output in ranges)
+        shell = take_weights(proto, model.folder, keep=0)
         session = make_session(shell.fed(), optimize=False)
         return cls(session, shell.arrays(), outputs, inner)
 
@@ -93,7 +93,7 @@ class Watched(NamedTuple):
 
         Only the magnitude is known of values in bodies, which may be that of either.
         """
-        found: dict[str, list[Seen]] = {
+        seen: dict[str, list[Seen]] = {
             name: [] for name in (*self.outputs, *self.inner)
         }
         every = [end for ends in self.outputs.values() for end in ends]
@@ -101,12 +101,12 @@ class Watched(NamedTuple):
         for number, feeds in enumerate(given):
             results = run(self.session, {**feeds, **self.weights}, every)
             for name, (most, least) in self.outputs.items():
-                found[name].append(Seen(results[most].item(), number, 1.0))
-                found[name].append(Seen(-results[least].item(), number, -1.0))
+                seen[name].append(Seen(results[most].item(), number, 1.0))
+                seen[name].append(Seen(-results[least].item(), number, -1.0))
             for name, magnitudes in self.inner.items():
                 magnitude = max(float(results[output].item()) for output in magnitudes)
-                found[name] += [Seen(magnitude, number, sign) for sign in (1.0, -1.0)]
-        return found
+                seen[name] += [Seen(magnitude, number, sign) for sign in (1.0, -1.0)]
+        return seen
 
 
 class Climb(NamedTuple):
@@ -256,10 +256,10 @@ def _with_largest(model: Model, name: str) -> tuple[Model, str, str]:
         editor.make("ReduceMax", [signed], [largest], "", keepdims=0),
     )
     editor.insert(0, graph.scopes[0].nodes.stop, *nodes)
-    made = editor.finish()
-    made.graph.input.append(_number(factor))
-    made.graph.output.append(_number(largest))
-    return Model(made, model.folder), largest, factor
+    proto = editor.finish()
+    proto.graph.input.append(_number(factor))
+    proto.graph.output.append(_number(largest))
+    return Model(proto, model.folder), largest, factor
 
 
 def _number(name: str) -> ValueInfoProto:

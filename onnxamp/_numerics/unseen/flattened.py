@@ -79,13 +79,13 @@ def sized(model: Model, sample: Feeds) -> Model:
     }
     if not open_ones:
         return model
-    made = copied(model.proto)
-    for entry in made.graph.input:
+    proto = copied(model.proto)
+    for entry in proto.graph.input:
         if entry.name in open_ones:
             elem = entry.type.tensor_type.elem_type
             shape = shapes[entry.name]
             entry.CopyFrom(helper.make_tensor_value_info(entry.name, elem, shape))
-    return Model(made, model.folder)
+    return Model(proto, model.folder)
 
 
 def flattened(
@@ -101,21 +101,21 @@ def flattened(
     if model.ask(graph_of).book.opsets.get("", 0) < _LEAST_OPSET:
         return None
     origins = dict[str, str]()
-    made = model
+    flat = model
     every = list[tuple[Run, ...]]()
     try:
         for level in range(_MOST_ROUNDS):
-            graph = made.ask(graph_of)
+            graph = flat.ask(graph_of)
             owners = [node for node in graph.at(graph.scopes[0].nodes) if node.bodies]
             if not owners:
-                return Flattened(made, origins, tuple(every))
+                return Flattened(flat, origins, tuple(every))
             runs = (
-                _runs_of(made, owners, feeds)
+                _runs_of(flat, owners, feeds)
                 if like is None
                 else _given(owners, like.runs[level : level + 1])
             )
             every.append(tuple(_named(node, runs[node.index]) for node in owners))
-            made = Model(_Flattening(graph, origins).flat(runs), model.folder)
+            flat = Model(_Flattening(graph, origins).flat(runs), model.folder)
     except (_FlatError, OnnxAmpError):
         pass
     return None
@@ -141,13 +141,13 @@ def _given(
     }
 
 
-def with_joined(found: Flattened) -> tuple[Model, dict[str, str]]:
+def with_joined(whole: Flattened) -> tuple[Model, dict[str, str]]:
     """Return the model with values that join the elements of all copies of a value.
 
     Returns:
         The model, and by value in a body of the original: the value that holds its elements, those of all turns.
     """
-    model, origins, _ = found
+    model, origins, _ = whole
     graph = model.ask(graph_of)
     editor = GraphEditor(graph)
     scope = graph.scopes[0]
@@ -199,23 +199,21 @@ def _runs_of(
     shell = take_weights(proto, model.folder, keep=0)
     session = make_session(shell.fed(), lean=True, optimize=False)
     results = run(session, {**feeds, **shell.arrays()}, list(outputs.values()))
-    found = dict[int, tuple[int, int]]()
+    runs = dict[int, tuple[int, int]]()
     for node in owners:
         result = results[outputs[node.index]]
         bodies = dict(node.bodies)
         if node.key == "If":
             name = "then_branch" if bool(result) else "else_branch"
-            found[node.index] = bodies[name], 1
+            runs[node.index] = bodies[name], 1
         else:
             axes = attribute(node.proto, "scan_input_axes") or [0]
             turns = len(result) if node.key == "Loop" else int(result[axes[-1]])
-            found[node.index] = bodies["body"], turns
-    total = sum(
-        len(graph.scopes[body].nodes) * turns for body, turns in found.values()
-    )
+            runs[node.index] = bodies["body"], turns
+    total = sum(len(graph.scopes[body].nodes) * turns for body, turns in runs.values())
     if total + len(graph.scopes[0].nodes) > _MOST_NODES:
         raise _FlatError
-    return found
+    return runs
 
 
 def _count_turns(graph: Graph, editor: GraphEditor, loop: Node, name: str) -> None:
@@ -316,8 +314,8 @@ class _Flattening:
             }
             yield from self.copy(scope, names)
             ends = [self.name(value, names) for value in scope.outputs]
-            states, made = ends[: len(states)], ends[len(states) :]
-            rows.append(made)
+            states, row = ends[: len(states)], ends[len(states) :]
+            rows.append(row)
         yield from self.results(node, states)
         axes = attribute(node.proto, "scan_output_axes") or ()
         reverse = attribute(node.proto, "scan_output_directions") or ()
@@ -366,15 +364,15 @@ class _Flattening:
         self.count += 1
         for index in scope.nodes:
             node = self.graph.nodes[index]
-            made = copied(node.proto)
-            made.name = ""
+            proto = copied(node.proto)
+            proto.name = ""
             for port, value in enumerate(node.outputs):
                 if value == ABSENT:
                     continue
                 name = self.graph.values[value].name
-                made.output[port] = names[value] = self.editor.names.fresh(
+                proto.output[port] = names[value] = self.editor.names.fresh(
                     f"{name}/{self.count}"
                 )
                 self.origins[names[value]] = self.origins.get(name, name)
-            rename_reads(self.graph, names, node, made)
-            yield made
+            rename_reads(self.graph, names, node, proto)
+            yield proto

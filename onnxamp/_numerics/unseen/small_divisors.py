@@ -30,11 +30,11 @@ def small_divisors(
         try:
             posed, size = _with_size(model, name)
             climb = Climb.toward(posed, ranges, size)
-            found, _ = climb.climbed(start, -1.0, steps)
+            reached, _ = climb.climbed(start, -1.0, steps)
         except OnnxAmpError:  # an op before it has no gradient
             continue
-        if found is not start:
-            yield found
+        if reached is not start:
+            yield reached
 
 
 def _divisors(graph: Graph, inputs: Mapping[str, Range]) -> Iterator[str]:

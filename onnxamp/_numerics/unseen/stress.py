@@ -103,10 +103,10 @@ class Stress(NamedTuple):
             stored = (stored_exponents(one.proto) for one in (reference, result))
             exponents = exponents_between(*stored)
             ascent = Ascent(model, names, movable, given[0], self.low, exponents)
-            found = ascent.climbed(given, self.steps, proof)
+            stressed = ascent.climbed(given, self.steps, proof)
         except OnnxAmpError as error:
             return Stressed(proof, why=in_short(error), rooms=rooms)
-        return found._replace(rooms=rooms_of(bounds, values, *ascent.largest))
+        return stressed._replace(rooms=rooms_of(bounds, values, *ascent.largest))
 
     def overflowing(
         self,
@@ -125,14 +125,14 @@ class Stress(NamedTuple):
         """
         if not samples.has(0):
             return {}
-        found = dict[str, float]()
+        magnitudes = dict[str, float]()
         every = self.of(model, model, samples)
         for room in every.rooms:
             limit = self.low.overflow * 2.0 ** exponents.get(room.value, 0)
             fits = room.seen is not None and room.seen < limit
             if fits and (room.stressed or 0.0) >= limit:
-                found[room.value] = room.found
-        return found
+                magnitudes[room.value] = room.found
+        return magnitudes
 
     def hard(self, model: Model, samples: Samples) -> Samples | None:
         """Return inputs that are hard for a model that is not converted yet; None if there are none.
@@ -246,7 +246,7 @@ def _alike(samples: Iterable[Feeds]) -> list[Feeds]:
 
 def _ranges(samples: Iterable[Feeds]) -> dict[str, Range]:
     """Return the ranges of the float inputs on some samples, of those that are finite on all."""
-    found = dict[str, Range]()
+    ranges = dict[str, Range]()
     infinite = set[str]()
     for feeds in samples:
         for name, array in feeds.items():
@@ -255,12 +255,12 @@ def _ranges(samples: Iterable[Feeds]) -> dict[str, Range]:
             if not np.isfinite(array).all():
                 infinite.add(name)
             elif array.size:
-                low, high = found.get(name, (np.inf, -np.inf))
-                found[name] = (
+                low, high = ranges.get(name, (np.inf, -np.inf))
+                ranges[name] = (
                     min(low, float(array.min())),
                     max(high, float(array.max())),
                 )
-    return {name: ends for name, ends in found.items() if name not in infinite}
+    return {name: ends for name, ends in ranges.items() if name not in infinite}
 
 
 def _proof(
@@ -290,13 +290,13 @@ def _names_of(bounds: Bounds, reference: Model, values: Iterable[int]) -> list[s
         value.name for value in graph.values if graph.types[value.index] == FLOAT
     }
     ending = f"_{bounds.low.suffix}"
-    found = dict[str, None]()
+    names = dict[str, None]()
     for value in values:
         if bounds.is_safe(value):
             continue
         name = bounds.graph.values[value].name
         for candidate in (name, name.removesuffix(ending)):
             if candidate in floats:
-                found[candidate] = None
+                names[candidate] = None
                 break
-    return list(found)
+    return list(names)

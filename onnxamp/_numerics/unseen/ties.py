@@ -39,11 +39,11 @@ def near_tie(
         try:
             posed, closeness = _with_closeness(model, node)
             climb = Climb.toward(posed, ranges, closeness)
-            found = climb.toward_zero(start, steps)
+            reached = climb.toward_zero(start, steps)
         except OnnxAmpError:
             continue
-        if found is not start:
-            return held_samples(f"an input near a tie of {label!r}", [found])
+        if reached is not start:
+            return held_samples(f"an input near a tie of {label!r}", [reached])
     return None
 
 
@@ -52,14 +52,14 @@ def _ranking(model: Model, names: Sequence[str]) -> list[tuple[str, NodeProto]]:
     wanted = frozenset(names)
     graph = model.ask(graph_of)
     decides = op_facts().decides
-    found = list[tuple[str, NodeProto]]()
+    ranking = list[tuple[str, NodeProto]]()
     for node in graph.nodes:
         label = node.proto.name or node.proto.output[0]
         ranks = decides.get(node.key) == "rank"
         has_count = node.key != "TopK" or len(node.proto.input) > 1
         if label in wanted and ranks and has_count and node.scope == 0:
-            found.append((label, node.proto))
-    return found
+            ranking.append((label, node.proto))
+    return ranking
 
 
 def _with_closeness(model: Model, node: NodeProto) -> tuple[Model, str]:

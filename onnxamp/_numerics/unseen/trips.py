@@ -63,14 +63,14 @@ def other_trips(reference: Session, feeds: Feeds) -> Iterator[Excursion | NotRun
 def _trip_inputs(flow: DataflowGraph) -> list[str]:
     """Return the inputs that say how often loops of the main graph run."""
     carriers = op_facts().carriers
-    found = dict[str, None]()
+    names = dict[str, None]()
     for node in flow.nodes:
         name = node.input[0] if op_key(node) == "Loop" else ""
         while name in flow.maker and op_key(flow.nodes[flow.maker[name]]) in carriers:
             name = flow.nodes[flow.maker[name]].input[0]
         if name in flow.inputs:
-            found[name] = None
-    return list(found)
+            names[name] = None
+    return list(names)
 
 
 def _is_number(feed: object) -> bool:

@@ -134,8 +134,8 @@ def _page(
         judged: the comparison that decides whether the result is good.
         plan: of the conversion that made it.
     """
-    found = audit.findings if audit else ()
-    findings = section("Findings in the result", finding_items(found))
+    faults = audit.findings if audit else ()
+    findings = section("Findings in the result", finding_items(faults))
     lowest = measured.lowest if measured else ""
     if plan is not None:
         lowest = plan.dtype

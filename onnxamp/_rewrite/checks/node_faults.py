@@ -79,9 +79,9 @@ def inference_fault(typing: Typing) -> str:
         zip(typing.outputs, typing.example.output, strict=True)
     ):
         is_inferred = name and f"out{port}" in inferred
-        found = declared_type(inferred[f"out{port}"]) if is_inferred else None
-        if None not in (kind, found) and kind != found:
-            return f"outputs {kind} by its schema, but onnx infers {found}"
+        other = declared_type(inferred[f"out{port}"]) if is_inferred else None
+        if None not in (kind, other) and kind != other:
+            return f"outputs {kind} by its schema, but onnx infers {other}"
     return ""
 
 
@@ -129,28 +129,28 @@ def _input_fault(signature: Signature, inputs: Sequence[str | None]) -> str:
     """Return the first input that contradicts the schema, in words. At least one does."""
     if text := disagreement(signature, inputs):
         return text
-    for position, found in enumerate(inputs):
+    for position, kind in enumerate(inputs):
         port = signature.input(position)
-        if found is None:
+        if kind is None:
             continue
         if port is None:
             return f"has {len(inputs)} inputs, more than its schema allows"
-        if port.type in signature.params and found not in signature.params[port.type]:
+        if port.type in signature.params and kind not in signature.params[port.type]:
             opset = f"its schema of opset {signature.since}"
-            return f"reads {readable_types(found)} as {port.name!r}, which {opset} does not allow"
+            return f"reads {readable_types(kind)} as {port.name!r}, which {opset} does not allow"
     return "its inputs contradict its schema"
 
 
 def disagreement(signature: Signature, inputs: Sequence[str | None]) -> str:
     """Return the first input whose type the other inputs exclude, in words; "" if they agree."""
     bound = bind(signature, inputs)
-    for position, found in enumerate(inputs):
+    for position, kind in enumerate(inputs):
         port = signature.input(position)
-        if found is None or port is None:
+        if kind is None or port is None:
             continue
         wanted = wanted_type(signature, port, position, bound)
-        if wanted != found:
-            return f"reads {readable_types(found)} as {port.name!r}, but its other inputs need {readable_types(wanted)}"
+        if wanted != kind:
+            return f"reads {readable_types(kind)} as {port.name!r}, but its other inputs need {readable_types(wanted)}"
     return ""
 
 

@@ -47,8 +47,8 @@ def _nodes_around(
     origins = dict[tuple[int, str], Node]()
     for node in original.nodes:
         for port, name in enumerate(node.proto.output):
-            made = edits.outputs.get((node.index, port), name)
-            origins[node.scope, made] = node
+            written = edits.outputs.get((node.index, port), name)
+            origins[node.scope, written] = node
     seen = {fault.node for fault in faults} | {fault.branches for fault in faults}
     seen -= {ABSENT}
     for index in sorted(seen):
@@ -56,19 +56,19 @@ def _nodes_around(
     for fault in faults:
         for value in {fault.output, fault.value} - {ABSENT}:
             seen.update(one.index for one in result.around(value))
-    found = set[int]()
+    around = set[int]()
     stack = list(seen)
     while stack:
         node = result.nodes[stack.pop()]
         outputs = ((node.scope, name) for name in node.proto.output if name)
         known = (origins[key] for key in outputs if key in origins)
         new = {one.index for one in known if suspected.isdisjoint(one.proto.output)}
-        found |= new
+        around |= new
         for index in () if new else neighbors(result, node):
             if index not in seen:
                 seen.add(index)
                 stack.append(index)
-    return tuple(original.nodes[index].first_output for index in sorted(found))
+    return tuple(original.nodes[index].first_output for index in sorted(around))
 
 
 def neighbors(graph: Graph, node: Node) -> Iterator[int]:

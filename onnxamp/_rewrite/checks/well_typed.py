@@ -98,14 +98,14 @@ class _NodeTypes:
             except KeyError:
                 return False
             form = op.signature, len(outputs), *read
-            made = self.known.get(form)
-            if made is None:
-                made = self.made(node, op, read)
-                if made is None:
+            result = self.known.get(form)
+            if result is None:
+                result = self.made(node, op, read)
+                if result is None:
                     return False
                 if not op.reads_attributes:
-                    self.known[form] = made
-            types.update(zip(outputs, made, strict=True))
+                    self.known[form] = result
+            types.update(zip(outputs, result, strict=True))
         return True
 
     def op(self, node: NodeProto) -> _Op | None:
@@ -124,13 +124,13 @@ class _NodeTypes:
     ) -> Sequence[str] | None:
         """Return the types of a node's outputs; None if it has a fault, omits one, or one is unknown."""
         kinds = output_types(node, op.key, op.signature, read)
-        found = list[str]()
+        types = list[str]()
         for name, kind in zip(node.output, kinds, strict=True):
-            told = kind or self.declared.get(name)
-            if not name or told is None:
+            output_type = kind or self.declared.get(name)
+            if not name or output_type is None:
                 return None
-            found.append(told)
+            types.append(output_type)
         # Only whether inputs are omitted matters to the search for faults: any index but ABSENT stands for a value.
         values = tuple(-1 if not name else 0 for name in node.input)
         example = Node(0, 0, node, op.key, op.signature, values, (), ())
-        return None if node_fault(example, read, tuple(found)) else found
+        return None if node_fault(example, read, tuple(types)) else types

@@ -337,10 +337,10 @@ def _drop_repeated(editor: GraphEditor, edits: Edits) -> None:
         port = givers[node.key]
         name = edits.inputs.get((node.index, port))
         is_low = node.input(port) in edits.weights if name is None else name in low
-        told = rules[node.key].attribute
+        attribute_name = rules[node.key].attribute
         proto = editor.node(node.index)
-        if is_low and attribute(proto, told) == edits.low.elem:
-            drop_attributes(proto, [told])
+        if is_low and attribute(proto, attribute_name) == edits.low.elem:
+            drop_attributes(proto, [attribute_name])
 
 
 def _lower_constant(

@@ -41,17 +41,17 @@ def remove_pairs(
     while True:
         # Pairs around other pairs come first.
         for chains in (True, False):
-            found = find_pairs(done.graph, target, chains=chains)
+            pairs = find_pairs(done.graph, target, chains=chains)
             # Finding the nodes to keep takes longer, so it waits until there is a pair.
-            if found.ends:
-                found = find_pairs(done.graph, target, kept(done.graph), chains=chains)
-            if found.ends:
+            if pairs.ends:
+                pairs = find_pairs(done.graph, target, kept(done.graph), chains=chains)
+            if pairs.ends:
                 break
         else:
             return done
-        ends = len(found.ends)
-        casts = len(found.ends) + len(found.starts)
-        result = Draft(found.apply(), graph.folder)
+        ends = len(pairs.ends)
+        casts = len(pairs.ends) + len(pairs.starts)
+        result = Draft(pairs.apply(), graph.folder)
         done = PassResult(result, pairs=done.pairs + ends, casts=done.casts + casts)
 
 
@@ -196,11 +196,11 @@ class Pairs:
     def is_open(self, node: Node) -> bool:
         """Return whether something other than data movement and Casts back reads a value of the node."""
         hidden = self.graph.hidden
-        made = node.writes
+        written = node.writes
         origins = (self.origin.get(value) for value in node.inputs)
-        if not hidden.isdisjoint((*origins, *made)):
+        if not hidden.isdisjoint((*origins, *written)):
             return True
-        if any(self.graph.results[value] for value in made):
+        if any(self.graph.results[value] for value in written):
             return True
         readers = (reader for reader, _ in self.graph.readers(node))
         return not all(
@@ -212,8 +212,10 @@ class Pairs:
         if node.key != "Cast" or not self.allows(node):
             return False
         read = node.input(0)
-        made = node.outputs[0]
-        return made != ABSENT and self.narrow.get(read, "") == self.graph.types[made]
+        result = node.outputs[0]
+        return (
+            result != ABSENT and self.narrow.get(read, "") == self.graph.types[result]
+        )
 
     # -- rewriting ----------------------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ def apply(draft: Draft, options: Options) -> PassResult:
 
 def _numbers(graph: Graph) -> dict[int, Numbers]:
     """Return the single numbers that are computed from constants alone, by value. Linear in nodes."""
-    found = dict[int, Numbers]()
+    computed = dict[int, Numbers]()
     evaluator = Evaluator(graph)
     # A look at operands rules out nearly all nodes, which saves reading tensors.
     known = {*graph.constants.tensors}
@@ -54,16 +54,16 @@ def _numbers(graph: Graph) -> dict[int, Numbers]:
     for node in graph.nodes_of(ARITHMETIC):
         if not known.issuperset(node.inputs):
             continue
-        given = [evaluator.numbers_of(value, found) for value in node.inputs]
+        given = [evaluator.numbers_of(value, computed) for value in node.inputs]
         arrays = [numbers[0].array for numbers in given if numbers]
         is_single = all(one.size == 1 and one.dtype == np.float32 for one in arrays)
         if len(arrays) < len(given) or not is_single:
             continue
         results = evaluator.run(node, arrays)
         if results is not None and graph.types[node.outputs[0]] == FLOAT:
-            found[node.outputs[0]] = (Number(results[0]),)
+            computed[node.outputs[0]] = (Number(results[0]),)
             known.add(node.outputs[0])
-    return found
+    return computed
 
 
 def _is_read(graph: Graph, value: int, numbers: Mapping[int, Numbers]) -> bool:

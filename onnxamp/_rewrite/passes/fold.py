@@ -91,7 +91,9 @@ def _going(view: View, folds: Sequence[Fold]) -> tuple[set[int], set[int]]:
         if producer is not None:
             if producer.bodies:
                 continue
-            if all(made == ABSENT or is_unread(made) for made in producer.outputs):
+            if all(
+                output == ABSENT or is_unread(output) for output in producer.outputs
+            ):
                 nodes.add(producer.index)
                 pending += producer.reads
         elif view.values[value].origin is Origin.INITIALIZER and value not in listed:
@@ -116,22 +118,22 @@ def _new_nodes(view: View, fold: Fold, editor: GraphEditor) -> list[NodeProto]:
             nodes.append(helper.make_node("Constant", [], [tensor.name], value=tensor))
         else:
             editor.add_weight(place.scope, tensor)
-    made = NodeProto()
+    new = NodeProto()
     if fold.first != ABSENT:
-        made.CopyFrom(view.nodes[fold.first].proto)
+        new.CopyFrom(view.nodes[fold.first].proto)
         # The new bias contains the factor "beta" of a Gemm.
-        kept = [item for item in made.attribute if item.name != "beta"]
-        del made.input[:], made.output[:], made.attribute[:]
-        made.attribute.extend(kept)
+        kept = [item for item in new.attribute if item.name != "beta"]
+        del new.input[:], new.output[:], new.attribute[:]
+        new.attribute.extend(kept)
     else:
-        made.CopyFrom(
+        new.CopyFrom(
             helper.make_node(fold.op, [], [], name=last.proto.name, **fold.attributes)
         )
-        made.doc_string = last.proto.doc_string
-        made.metadata_props.extend(last.proto.metadata_props)
-    made.input.extend(inputs)
-    made.output.append(last.proto.output[0])
-    return [*nodes, made]
+        new.doc_string = last.proto.doc_string
+        new.metadata_props.extend(last.proto.metadata_props)
+    new.input.extend(inputs)
+    new.output.append(last.proto.output[0])
+    return [*nodes, new]
 
 
 def output_of(graph: Graph, fold: Fold) -> str:
@@ -185,8 +187,10 @@ def apply(
     reached = graph.book.opsets[""]
     ready = list[Fold]()
     late = list[Fold]()
-    for found in known:
-        fold = _own(found, options.target) if found.opset > reached else found
+    for candidate in known:
+        fold = (
+            _own(candidate, options.target) if candidate.opset > reached else candidate
+        )
         (late if fold.opset > reached else ready).append(fold)
     if late:
         ceiling = options.highest_opset(draft.graph.book.opsets[""])
@@ -226,16 +230,16 @@ class _AskedFolds(NamedTuple):
         """Return the folds in a graph; those into weights only if they are wanted, since these take memory."""
         options = self.options
         # Folds into weights hold these in memory, so they are not cached.
-        found = (
+        folds = (
             find_folds(graph)
             if with_weights
             else graph.ask(find_folds, with_weights=False)
         )
         if options.folds:
-            return found
+            return folds
         decided = find_overrides(graph, options).of_node.keys() if self.kinds else ()
         asked = list[Fold]()
-        for fold in found:
+        for fold in folds:
             is_of_kind = fold.kind in self.kinds and fold.nodes.isdisjoint(decided)
             if is_of_kind or output_of(graph, fold) in self.outputs:
                 asked.append(fold)
@@ -319,7 +323,7 @@ def _losers(graph: Graph, folds: Sequence[Fold], target: str, opset: int) -> lis
     staying = {
         node.key: node.signature for node in graph.nodes if node.index not in going
     }
-    found = []
+    losers = []
     for key, signature in staying.items():
         newer = (
             lookup("", key, opset)
@@ -330,8 +334,8 @@ def _losers(graph: Graph, folds: Sequence[Fold], target: str, opset: int) -> lis
             lost = float_types(target, key, signature.since) - float_types(
                 target, key, newer.since
             )
-            found += [key] if lost else []
-    return sorted(found)
+            losers += [key] if lost else []
+    return sorted(losers)
 
 
 def _why_late(

@@ -177,12 +177,12 @@ def _times(
     weight: Array, factor: Array, split: tuple[int, ...], shape: tuple[int, ...]
 ) -> Array:
     """Return the product in float64, one part of the first axis at a time, which avoids a second copy of the weight."""
-    made = np.empty(split, np.float32)
+    product = np.empty(split, np.float32)
     source = weight.reshape(split)
     factors = factor.reshape(shape)
     for index in range(split[0]):
-        made[index] = source[index] * factors[index if shape[0] > 1 else 0]
-    return made.reshape(weight.shape)
+        product[index] = source[index] * factors[index if shape[0] > 1 else 0]
+    return product.reshape(weight.shape)
 
 
 def _folded(
@@ -373,10 +373,10 @@ def _suiting(
 
 
 def _flat(tensor: TensorProto, sizes: Sequence[int]) -> TensorProto:
-    made = copied(tensor)
-    del made.dims[:]
-    made.dims.extend(sizes)
-    return made
+    reshaped = copied(tensor)
+    del reshaped.dims[:]
+    reshaped.dims.extend(sizes)
+    return reshaped
 
 
 def _ones(graph: Graph, match: Match, dims: Sequence[int | None]) -> NewWeight | None:
@@ -430,21 +430,21 @@ def folds_of(
         patterns: the patterns; by default, all.
         folds: others, whose nodes are taken.
     """
-    taken = set[int]().union(*(fold.nodes for fold in folds))
-    for core, found in find_forms(graph, patterns):
-        if core.index in taken:
+    used = set[int]().union(*(fold.nodes for fold in folds))
+    for core, matches in find_forms(graph, patterns):
+        if core.index in used:
             continue
-        fold = next(_complete(graph, found), None)
+        fold = next(_complete(graph, matches), None)
         if fold is None:
             continue
-        if taken.isdisjoint(fold.nodes) and graph.hidden.isdisjoint(fold.reads):
-            taken |= fold.nodes
+        if used.isdisjoint(fold.nodes) and graph.hidden.isdisjoint(fold.reads):
+            used |= fold.nodes
             yield fold
 
 
-def _complete(graph: Graph, found: Iterable[Match]) -> Iterator[Fold]:
+def _complete(graph: Graph, matches: Iterable[Match]) -> Iterator[Fold]:
     """Yield the folds of those matches that meet the conditions of their kinds."""
-    for match in found:
+    for match in matches:
         kind = form_table().kinds[match.kind]
         fold = _RULES[kind.op](graph, kind, match)
         if fold is not None:

@@ -69,12 +69,12 @@ class IdleCasts:
         """Visit producers first, so that chains collapse in one sweep."""
         existing: dict[tuple[object, ...], int] = {}
         for node in self.graph.order if "Cast" in self.graph.by_key else ():
-            made = node.output(0)
-            if node.key != "Cast" or ABSENT in (node.input(0), made):
+            result = node.output(0)
+            if node.key != "Cast" or ABSENT in (node.input(0), result):
                 continue
             if node.index in self.kept:
                 continue
-            target = self.types[made]
+            target = self.types[result]
             source = self.through(node)
             self.source[node.index] = source
             if target is None:
@@ -84,16 +84,16 @@ class IdleCasts:
             key = (source, target, node.scope, *how)
             is_idle = self.types[source] == target
             is_again = key in existing
-            if self.graph.results[made]:
-                if is_idle and not self.chains and self.graph.uses[made]:
+            if self.graph.results[result]:
+                if is_idle and not self.chains and self.graph.uses[result]:
                     # Once the graph's result is of another type, it is a Cast in earnest.
-                    self.replace(made, source)
+                    self.replace(result, source)
             elif is_idle or is_again:
-                if self.replace(made, source if is_idle else existing[key]):
+                if self.replace(result, source if is_idle else existing[key]):
                     self.removed.add(node.index)
                 continue
-            if made not in self.hidden:
-                existing.setdefault(key, made)
+            if result not in self.hidden:
+                existing.setdefault(key, result)
 
     def orphans(self) -> None:
         """Remove Casts that lost all their readers when chains collapsed, and Casts that never had any."""
@@ -106,10 +106,10 @@ class IdleCasts:
                     reads[self.reads(reader, cast.outputs[0])] += 1
         for node in casts:
             index = node.index
-            made = node.outputs[0]
-            if index in self.removed or self.graph.results[made]:
+            result = node.outputs[0]
+            if index in self.removed or self.graph.results[result]:
                 continue
-            if not reads[made] and (self.graph.uses[made] or not self.chains):
+            if not reads[result] and (self.graph.uses[result] or not self.chains):
                 self.removed.add(index)
                 reads[self.reads(node, node.inputs[0])] -= 1
 

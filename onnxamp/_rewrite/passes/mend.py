@@ -85,16 +85,18 @@ class _Mender:
             if None in (declared, actual) or declared == actual:
                 continue
             name = graph.values[value].name
-            told = f"{readable_types(actual)}, but declared {readable_types(declared)}"
+            contradiction = (
+                f"{readable_types(actual)}, but declared {readable_types(declared)}"
+            )
             # ONNX Runtime returns an input as it is, regardless of the declaration.
             if graph.producer(value) is None:
                 continue
             if {elem_of(declared), elem_of(actual)} & _NO_NUMBERS:
                 raise ModelError(
-                    f"The model contradicts itself, so no runtime loads it: its output {name!r} is {told}."
+                    f"The model contradicts itself, so no runtime loads it: its output {name!r} is {contradiction}."
                 )
             self._cast(value, elem_of(declared))
-            yield f"The output {name!r} was {told}, which no runtime loads: a Cast makes it what is declared."
+            yield f"The output {name!r} was {contradiction}, which no runtime loads: a Cast makes it what is declared."
 
     def _cast(self, value: int, elem: int) -> None:
         """Rename a value, and cast it to the output that has its name."""

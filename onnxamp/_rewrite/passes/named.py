@@ -18,14 +18,14 @@ def apply(draft: Draft, options: Options) -> PassResult:
     """
     if options.level == Level.O0:
         return PassResult(draft)
-    found = op_facts().value_names
-    main = (node.proto for node in draft.graph.nodes_of(found))
+    naming = op_facts().value_names
+    main = (node.proto for node in draft.graph.nodes_of(naming))
     inner = chain.from_iterable(all_nodes(one.node) for one in draft.proto.functions)
-    calls = (node for node in inner if op_key(node) in found)
+    calls = (node for node in inner if op_key(node) in naming)
     node = next(chain(main, calls), None)
     if node is None:
         return PassResult(draft)
-    given = (attribute(node, name) or () for name in found[op_key(node)])
+    given = (attribute(node, name) or () for name in naming[op_key(node)])
     texts = chain.from_iterable(
         [one] if isinstance(one, bytes) else one for one in given
     )

@@ -34,15 +34,15 @@ def apply(draft: Draft, options: Options) -> PassResult:
         return PassResult(draft)
     editor = GraphEditor(graph)
     for node, quantize in pairs:
-        made = dict[str, str]()
+        quantized = dict[str, str]()
         for name in dict.fromkeys(node.proto.input):
-            made[name] = editor.names.fresh(f"{name}_{node.label}")
+            quantized[name] = editor.names.fresh(f"{name}_{node.label}")
             one = copied(quantize.proto)
-            one.name = one.output[0] = made[name]
+            one.name = one.output[0] = quantized[name]
             one.input[0] = name
             editor.insert(quantize.scope, quantize.index, one)
         joined = editor.node(node.index)
-        joined.input[:] = [made[name] for name in joined.input]
+        joined.input[:] = [quantized[name] for name in joined.input]
         editor.undeclare(node.scope, joined.output)
         joined.output[0] = quantize.proto.output[0]
         editor.move(node.index, quantize.index)

@@ -245,17 +245,17 @@ def _computed(equations: Equations, exponents: Sequence[int]) -> dict[str, int]:
     A name for values with different exponents, in branches, is left out.
     """
     graph = equations.graph
-    found = dict[str, int | None]()
+    exponent_of = dict[str, int | None]()
     outputs = set(graph.scopes[0].outputs)
     for value, variable in equations.values.items():
         held = graph.values[value]
         exponent = exponents[variable]
         if held.producer == ABSENT or value in outputs or is_stored(graph, value):
             continue
-        found[held.name] = (
-            exponent if found.get(held.name, exponent) == exponent else None
+        exponent_of[held.name] = (
+            exponent if exponent_of.get(held.name, exponent) == exponent else None
         )
-    return {name: exponent for name, exponent in found.items() if exponent}
+    return {name: exponent for name, exponent in exponent_of.items() if exponent}
 
 
 def _lost(array: NDArray[np.float32], exponent: int) -> int:

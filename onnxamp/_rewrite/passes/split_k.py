@@ -35,25 +35,25 @@ def apply(draft: Draft, options: Options) -> PassResult:
     if not may_split(options):
         return PassResult(draft)
     graph = draft.graph
-    found = product_splits(draft.graph, options)
-    if not found:
+    splits = product_splits(draft.graph, options)
+    if not splits:
         return PassResult(draft)
-    splitter = _Splitter(graph, found, GraphEditor(graph))
-    for index in found:
+    splitter = _Splitter(graph, splits, GraphEditor(graph))
+    for index in splits:
         splitter.editor.replace(index, splitter.nodes(graph.nodes[index]))
     splitter.reshape()
     result = Draft(splitter.editor.finish(), graph.folder)
-    return PassResult(result, (_note(graph, found, options),))
+    return PassResult(result, (_note(graph, splits, options),))
 
 
-def _note(graph: Graph, found: Mapping[int, int], options: Options) -> str:
+def _note(graph: Graph, splits: Mapping[int, int], options: Options) -> str:
     """Return the sentence about the split products."""
-    most = max(terms_of(graph.nodes[index], graph.shapes) or 0 for index in found)
+    most = max(terms_of(graph.nodes[index], graph.shapes) or 0 for index in splits)
     profile = profile_of(options.target)
     assert profile is not None
-    alone = len(found) == 1
+    alone = len(splits) == 1
     what, sums = (
-        ("1 product", "a sum") if alone else (f"{len(found):,} products", "sums")
+        ("1 product", "a sum") if alone else (f"{len(splits):,} products", "sums")
     )
     return (
         f"Split {what} of up to {most:,} terms into {sums} of shorter ones, since {profile.name} sums up float16 in"
@@ -116,10 +116,10 @@ class _Splitter:
     def nodes(self, node: Node) -> list[NodeProto]:
         """Return the nodes that replace a product."""
         site = Site(self.graph, node, self.editor)
-        made = list[NodeProto]()
+        nodes = list[NodeProto]()
         proto = node.proto
-        first = self.rows(site, made)
-        second = self.weight(site, made)
+        first = self.rows(site, nodes)
+        second = self.weight(site, nodes)
         product = copied(proto)
         product.op_type = "MatMul"
         del product.attribute[:]
@@ -127,14 +127,14 @@ class _Splitter:
         product.output[:] = [site.fresh("partial")]
         has_bias = node.key == "Gemm" and node.input(2) != ABSENT
         total = site.fresh("product") if has_bias else proto.output[0]
-        made += [product, self.total(site, product.output[0], total)]
+        nodes += [product, self.total(site, product.output[0], total)]
         if has_bias:
             inputs = [total, proto.input[2]]
             name = site.fresh("bias")
-            made.append(self.editor.make("Add", inputs, [proto.output[0]], name))
-        return made
+            nodes.append(self.editor.make("Add", inputs, [proto.output[0]], name))
+        return nodes
 
-    def rows(self, site: Site, made: list[NodeProto]) -> str:
+    def rows(self, site: Site, nodes: list[NodeProto]) -> str:
         """Return the first factor with its terms split. Dimensions before them are copied, known or not."""
         node = site.node
         parts = self.found[site.node.index]
@@ -148,24 +148,28 @@ class _Splitter:
         # With one row, the parts are in the order of a batch already.
         if len(shape) == 1 or shape[-2] == 1:
             return _reshaped(
-                site, made, node.proto.input[0], [*before[:-1], parts, 1, size], "rows"
+                site,
+                nodes,
+                node.proto.input[0],
+                [*before[:-1], parts, 1, size],
+                "rows",
             )
         name = _reshaped(
-            site, made, node.proto.input[0], [*before, parts, size], "terms"
+            site, nodes, node.proto.input[0], [*before, parts, size], "terms"
         )
         last = len(shape)
         perm = [*range(last - 2), last - 1, last - 2, last]
-        return _added(site, made, "Transpose", [name], "rows", perm=perm)
+        return _added(site, nodes, "Transpose", [name], "rows", perm=perm)
 
-    def weight(self, site: Site, made: list[NodeProto]) -> str:
+    def weight(self, site: Site, nodes: list[NodeProto]) -> str:
         """Return the second factor with its terms split."""
         node = site.node
         name = node.proto.input[1]
         if node.inputs[1] not in self.turned:
-            name = _reshaped(site, made, name, self.dims(node), "weight")
+            name = _reshaped(site, nodes, name, self.dims(node), "weight")
         if not _is_turned(node):
             return name
-        return _added(site, made, "Transpose", [name], "columns", perm=[1, 2, 0])
+        return _added(site, nodes, "Transpose", [name], "columns", perm=[1, 2, 0])
 
     def total(self, site: Site, partial: str, name: str) -> NodeProto:
         """Return the node that adds the results, and removes the dimensions of size 1 that come from vectors."""
@@ -191,15 +195,15 @@ def _is_turned(node: Node) -> bool:
 
 
 def _reshaped(
-    site: Site, made: list[NodeProto], name: str, dims: Iterable[int], what: str
+    site: Site, nodes: list[NodeProto], name: str, dims: Iterable[int], what: str
 ) -> str:
     shape = site.editor.ints([*dims], site.named(f"{what}_shape"))
-    return _added(site, made, "Reshape", [name, shape], what)
+    return _added(site, nodes, "Reshape", [name, shape], what)
 
 
 def _added(
     site: Site,
-    made: list[NodeProto],
+    nodes: list[NodeProto],
     op: str,
     inputs: list[str],
     what: str,
@@ -207,5 +211,5 @@ def _added(
 ) -> str:
     """Add a node, and return the name of its output."""
     name = site.fresh(what)
-    made.append(site.editor.make(op, inputs, [name], **attributes))
+    nodes.append(site.editor.make(op, inputs, [name], **attributes))
     return name

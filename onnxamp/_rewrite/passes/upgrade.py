@@ -111,10 +111,10 @@ def _checked(step: UpgradeStep, proto: NodeProto, site: Site) -> Mapping[str, An
     for (side, position), admitted in step.lost.items():
         names = proto.input if side == "inputs" else proto.output
         name = names[position] if position < len(names) else ""
-        found = site.type_of(name) if name else None
-        if found is not None and found not in admitted:
+        actual = site.type_of(name) if name else None
+        if actual is not None and actual not in admitted:
             verb = "takes" if side == "inputs" else "makes"
-            raise StuckError(f"it {verb} no {found} there")
+            raise StuckError(f"it {verb} no {actual} there")
     return row
 
 
@@ -212,7 +212,7 @@ def _attempt(
     graph: Graph, current: int, opset: int, editor: GraphEditor
 ) -> Obstacle | None:
     """Record the changes of an upgrade, and return the first obstacle on the way."""
-    found = _function_obstacles(graph.model, opset)
+    obstacles = _function_obstacles(graph.model, opset)
     for key, alike in graph.by_key.items():
         if "::" in key or is_silent(key, current, opset):
             continue
@@ -221,17 +221,17 @@ def _attempt(
                 continue
             done = upgraded_nodes(Site(graph, node, editor), current, opset)
             if isinstance(done, Obstacle):
-                found.append(done)
+                obstacles.append(done)
             else:
                 editor.replace(node.index, done)
-    return min(found, key=lambda obstacle: obstacle.opset, default=None)
+    return min(obstacles, key=lambda obstacle: obstacle.opset, default=None)
 
 
 def _function_obstacles(model: ModelProto, opset: int) -> list[Obstacle]:
     """Return nodes of local functions that would have to change: their types are unknown, and they have no
     initializers.
     """
-    found = []
+    obstacles = []
     for function in model.functions:
         imported = {
             default_domain(entry.domain): entry.version
@@ -245,8 +245,8 @@ def _function_obstacles(model: ModelProto, opset: int) -> list[Obstacle]:
             if loud:
                 why = f"it is in the function {function.name}, whose nodes onnxamp does not rewrite; inline it"
                 name = node.name or node.output[0]
-                found.append(Obstacle(loud[0], name, node.op_type, why))
-    return found
+                obstacles.append(Obstacle(loud[0], name, node.op_type, why))
+    return obstacles
 
 
 def upgraded(graph: Graph, opset: int) -> Graph:

@@ -212,7 +212,7 @@ def _per_channel(proto: NodeProto, site: Site) -> list[NodeProto]:
     nodes = list[NodeProto]()
     count = channels // groups
     for position, name in ((1, "scale"), (2, "bias")):
-        made = [
+        repeated = [
             site.fresh(f"{name}/{part}") for part in ("column", "table", "channels")
         ]
         steps = (
@@ -224,8 +224,8 @@ def _per_channel(proto: NodeProto, site: Site) -> list[NodeProto]:
             sizes = site.editor.ints(dims, site.named(base))
             own = site.fresh(f"{name}/{number + 1}")
             inputs = [proto.input[position], sizes]
-            nodes.append(site.editor.make(op, inputs, [made[number]], own))
-            proto.input[position] = made[number]
+            nodes.append(site.editor.make(op, inputs, [repeated[number]], own))
+            proto.input[position] = repeated[number]
     return [*nodes, proto]
 
 
@@ -383,7 +383,7 @@ def _lost(
 
     Inputs that replace attributes, or the reverse, shift others. These follow the table and are not compared.
     """
-    found = {}
+    types = {}
     is_settled = "call" in row or "name" in row
     for side in () if is_settled else ("inputs", "outputs"):
         before, after = (
@@ -391,8 +391,8 @@ def _lost(
         )
         for position, (one, other) in enumerate(zip(before, after, strict=False)):
             if not one <= other:
-                found[side, position] = frozenset(other)
-    return found
+                types[side, position] = frozenset(other)
+    return types
 
 
 def _types(

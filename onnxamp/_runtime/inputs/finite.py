@@ -118,10 +118,10 @@ def _within(draw: Draw, domains: Mapping[str, Domain]) -> Draw:
     maker = draw.maker()._replace(domains=domains)
     every = _free_inputs(maker)
     if len(domains) == len(every):
-        told = ", ".join(sorted({kind.value for kind in domains.values()}))
+        words = ", ".join(sorted({kind.value for kind in domains.values()}))
     else:
-        told = ", ".join(f"{name} {kind.value}" for name, kind in domains.items())
-    return Draw.by(maker, draw.seed, draw.sizes, told)._replace(tried=draw.tried)
+        words = ", ".join(f"{name} {kind.value}" for name, kind in domains.items())
+    return Draw.by(maker, draw.seed, draw.sizes, words)._replace(tried=draw.tried)
 
 
 def _spoiled(draw: Draw, session: Session) -> float:

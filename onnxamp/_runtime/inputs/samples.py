@@ -426,9 +426,9 @@ def drawn(draw: Draw, count: int = 1) -> Samples:
             f"The number of samples must be at least 1, but is {count}."
         )
     several = "" if count == 1 else f"{count} samples"
-    told = filter(None, (several, f"seed {draw.seed}", draw.told, listed(draw.sizes)))
+    facts = filter(None, (several, f"seed {draw.seed}", draw.told, listed(draw.sizes)))
     return Samples(
-        f"random inputs ({', '.join(told)})",
+        f"random inputs ({', '.join(facts)})",
         [partial(draw.make, number) for number in range(count)],
         draw,
     )

@@ -351,11 +351,11 @@ def fitted(flow: DataflowGraph, feeds: Feeds) -> dict[str, Feed]:
         raise ArgumentError(
             f"The models take different inputs: only one of them has {', '.join(map(repr, missing))}."
         )
-    taken = {*flow.inputs, *flow.defaults}
+    known = {*flow.inputs, *flow.defaults}
     return {
         name: as_typed(feed, flow.types.get(name))
         for name, feed in feeds.items()
-        if name in taken
+        if name in known
     }
 
 

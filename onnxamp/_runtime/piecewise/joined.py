@@ -24,13 +24,13 @@ def joined_parts(flow: DataflowGraph) -> Mapping[str, tuple[str, ...]]:
 
     Complexity: linear in the nodes between.
     """
-    found = {}
+    parts_of = {}
     for name in flow.outputs:
         if flow.types.get(name) in ANY_FLOAT_TENSORS:
             parts = _parts(flow, name)
             if 1 < len(parts) <= _MOST:
-                found[name] = parts
-    return found
+                parts_of[name] = parts
+    return parts_of
 
 
 def _parts(flow: DataflowGraph, output: str) -> tuple[str, ...]:
@@ -43,9 +43,9 @@ def _parts(flow: DataflowGraph, output: str) -> tuple[str, ...]:
         if name in seen:
             continue
         seen.add(name)
-        made = _computed(flow, name)
-        if made is not None and _joins(made[0]):
-            waiting += made[1]
+        source = _computed(flow, name)
+        if source is not None and _joins(source[0]):
+            waiting += source[1]
         elif name in flow.maker:
             parts[name] = None
     return tuple(parts)
@@ -66,10 +66,10 @@ def _makes_shares(flow: DataflowGraph, name: str) -> bool:
     waiting = [name]
     seen = set[str]()
     while waiting:
-        made = _computed(flow, waiting.pop())
-        if made is None:
+        source = _computed(flow, waiting.pop())
+        if source is None:
             return False
-        node, reads = made
+        node, reads = source
         if _is_share(flow, node, reads):
             continue
         key = op_key(node)

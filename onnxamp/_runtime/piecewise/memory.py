@@ -46,14 +46,14 @@ def peak_bytes(graph: Graph, shapes: Sequence[Shape | None]) -> int:
     for value, place in last.items():
         ends.setdefault(place, []).append(value)
     alive = {value: _bytes(graph, shapes, value) for value in main.inputs}
-    taken = peak = sum(alive.values())
+    in_use = peak = sum(alive.values())
     for place, node in enumerate(graph.order):
         for value in node.writes:
             if value not in alive:
                 alive[value] = _bytes(graph, shapes, value)
-                taken += alive[value]
-        peak = max(peak, taken)
-        taken -= sum(alive.pop(value, 0) for value in ends.get(place, ()))
+                in_use += alive[value]
+        peak = max(peak, in_use)
+        in_use -= sum(alive.pop(value, 0) for value in ends.get(place, ()))
     return peak
 
 

@@ -111,10 +111,10 @@ class _SessionMemory:
         self.weights.update(name for name in reads if name in weights)
         if not self.frees:
             return
-        made = [name for name in self.flow.nodes[node].output if name]
-        self.values.update(made)
+        outputs = [name for name in self.flow.nodes[node].output if name]
+        self.values.update(outputs)
         self.uses.subtract(reads)
-        for name in (*made, *reads):
+        for name in (*outputs, *reads):
             if name in self.values and self.uses[name] <= 0:
                 self.values.remove(name)
                 self.size -= self.flow.sizes.get(name, 0)

@@ -193,12 +193,12 @@ def _declare_sizes(
     for node in (flow.nodes[index] for index in piece.nodes):
         ports = sized.get(op_key(node), ())
         names.update(node.input[port] for port in ports if port < len(node.input))
-    found = dict[str, list[int]]()
+    shapes = dict[str, list[int]]()
     for entry in entries:
         if entry.name in names and entry.name in values:
-            found[entry.name] = values[entry.name].shape()
-            declare_dims(entry, found[entry.name])
-    return found
+            shapes[entry.name] = values[entry.name].shape()
+            declare_dims(entry, shapes[entry.name])
+    return shapes
 
 
 def _declare_ranks(

@@ -69,20 +69,20 @@ def device_present() -> bool:
 
 def device_name() -> str:
     """Return the name of the first device ("NVIDIA H100 80GB HBM3"); "CUDA device" if the driver has none."""
-    found = _device()
+    device = _device()
     name = ctypes.create_string_buffer(256)
-    if found is None or found[0].cuDeviceGetName(name, 256, found[1]):
+    if device is None or device[0].cuDeviceGetName(name, 256, device[1]):
         return "CUDA device"
     return name.value.decode(errors="replace")
 
 
 def compute_capability(ordinal: int = 0) -> tuple[int, int]:
     """Return the compute capability of a device, (9, 0) for an H100; (0, 0) if there is no such device."""
-    found = _device(ordinal)
+    handle = _device(ordinal)
     major = ctypes.c_int(0)
     minor = ctypes.c_int(0)
-    if found is not None:
-        driver, device = found
+    if handle is not None:
+        driver, device = handle
         for part, attribute in zip((major, minor), _CAPABILITY, strict=True):
             driver.cuDeviceGetAttribute(ctypes.byref(part), attribute, device)
     return major.value, minor.value
@@ -145,10 +145,10 @@ def _in_context() -> Iterator[ctypes.CDLL | None]:
 @cache
 def _primary_context() -> Any:
     """Return a handle of the first device's primary context, retained once; None where there is no device."""
-    found = _device()
+    device = _device()
     context = ctypes.c_void_p()
-    if found is None or found[0].cuDevicePrimaryCtxRetain(
-        ctypes.byref(context), found[1]
+    if device is None or device[0].cuDevicePrimaryCtxRetain(
+        ctypes.byref(context), device[1]
     ):
         return None
     return context
@@ -212,11 +212,11 @@ def _vulkan_devices() -> Iterator[_Properties]:
         handles = (ctypes.c_void_p * count.value)()
         vulkan.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), handles)
         for handle in handles[: count.value]:
-            found = _Properties()
+            properties = _Properties()
             vulkan.vkGetPhysicalDeviceProperties(
-                ctypes.c_void_p(handle), ctypes.byref(found)
+                ctypes.c_void_p(handle), ctypes.byref(properties)
             )
-            yield found
+            yield properties
     finally:
         vulkan.vkDestroyInstance(instance, None)
 
@@ -318,12 +318,12 @@ def engine_called(name: str) -> PluginDevice:
     """
     name, hint = split_hint(name)
     plugin = plugin_called(name)
-    found = (
+    device = (
         f"no package is called {name!r}" if plugin is None else _engine(plugin.package)
     )
-    if isinstance(found, str):
-        raise RuntimeFailure(f"The provider {name!r} cannot be used here: {found}.")
-    return found._replace(hint=hint)
+    if isinstance(device, str):
+        raise RuntimeFailure(f"The provider {name!r} cannot be used here: {device}.")
+    return device._replace(hint=hint)
 
 
 def _filled(options: Mapping[str, str], hint: str, threads: int) -> dict[str, str]:
@@ -421,16 +421,16 @@ def _device_name(device: Any, plugin: Plugin) -> str:
     if plugin.environment:
         is_cpu = kind == "CPU"
         name = adapter_name(hardware.vendor_id, hardware.device_id, is_cpu=is_cpu)
-    told = dict(hardware.metadata) | dict(device.ep_metadata)
+    metadata = dict(hardware.metadata) | dict(device.ep_metadata)
     name = (
         name
-        or told.get("FULL_DEVICE_NAME")
-        or told.get("Description")
+        or metadata.get("FULL_DEVICE_NAME")
+        or metadata.get("Description")
         or f"{hardware.vendor} {kind}".strip()
     )
     if plugin.environment and kind == "CPU":
         return f"{name}, software"
-    able = str(told.get("OPTIMIZATION_CAPABILITIES", "")).split()
+    able = str(metadata.get("OPTIMIZATION_CAPABILITIES", "")).split()
     kernels = [dtype for word, dtype in plugin.kernels.items() if word in able]
     if 0 < len(kernels) < len(plugin.kernels):
         return f"{name}, {' and '.join(kernels)} kernels"

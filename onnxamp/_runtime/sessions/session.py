@@ -157,12 +157,12 @@ def idle_gpu() -> str | None:
         return None
     if cuda_available():
         return None
-    found = "found no GPU"
+    trouble = "found no GPU"
     if device_present():
-        found = "cannot use its GPU (--provider cuda says why)"
+        trouble = "cannot use its GPU (--provider cuda says why)"
     elif others:
-        found = f"has a GPU provider that onnxamp does not use ({others[0]})"
-    return f"{runtime_package()} {found}, so models ran on the CPU."
+        trouble = f"has a GPU provider that onnxamp does not use ({others[0]})"
+    return f"{runtime_package()} {trouble}, so models ran on the CPU."
 
 
 def _preload(preload: Callable[..., None]) -> str:

@@ -264,11 +264,11 @@ def _made(
     """Return the output of a one-node model: ONNX Runtime's interface can construct only tensors of numbers."""
     node = helper.make_node(op, list(inputs), ["y"], **attributes)
     kinds = {name: value.data_type() for name, value in inputs.items()} | {"y": kind}
-    *entries, made = (
+    *entries, result = (
         ValueInfoProto(name=name, type=typed(held)) for name, held in kinds.items()
     )
     with _failures(kind):
-        session = _loaded(small_model([node], entries, [made]))
+        session = _loaded(small_model([node], entries, [result]))
         return session.run_with_ort_values(["y"], dict(inputs))[0]
 
 
@@ -413,8 +413,8 @@ def _fitting_orders(
 
 def _fits(given: Sequence[int], wanted: Sequence[int | str]) -> bool:
     return len(given) == len(wanted) and all(
-        isinstance(size, str) or size == found
-        for found, size in zip(given, wanted, strict=True)
+        isinstance(size, str) or size == actual
+        for actual, size in zip(given, wanted, strict=True)
     )
 
 

@@ -254,11 +254,11 @@ def find_space(graph: Graph, options: Options, estimate: Estimate) -> SearchSpac
     """
     problem = find_problem(graph, options)
     nodes = graph.nodes
-    taken = Counter(node.first_output for node in nodes)
+    times = Counter(node.first_output for node in nodes)
     able = [node for node in nodes if computes(node) or is_exact(node.proto)]
     # Measurements are stored by the name of the first output, which bodies of other graphs may reuse.
     ambiguous = {
-        node.index: _AMBIGUOUS for node in able if taken[node.first_output] > 1
+        node.index: _AMBIGUOUS for node in able if times[node.first_output] > 1
     }
     gains = {node.index: _EAGER for node in able if computes(node)}
     eager = Prices(ambiguous, gains)

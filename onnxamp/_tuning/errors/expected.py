@@ -173,11 +173,11 @@ class ExpectedErrors:
         values = [node.inputs[port] for port in unit.ports.inputs]
         inputs = self._names(values)
         results = self._names(node.outputs[port] for port in unit.ports.outputs)
-        made = self._largest(results) or self._largest(unit.names)
+        largest = self._largest(results) or self._largest(unit.names)
         read = self._largest(self._names(one for one in values if one not in stored))
         end = f"{low.name} ends at {low.max_finite:.6g}"
-        if made * _HEADROOM > low.max_finite:
-            return f"it reaches {made:.4g}; {end}"
+        if largest * _HEADROOM > low.max_finite:
+            return f"it reaches {largest:.4g}; {end}"
         if read > low.max_finite:
             return f"it reads {read:.4g}; {end}"
         for verb, names in (("reaches", results), ("reads", inputs)):
@@ -188,8 +188,8 @@ class ExpectedErrors:
         if self._costs[rows].max(initial=0.0) >= MOST:
             return "it breaks the outputs"
         # Half the smallest number is where rounding to nearest gives zero.
-        if 0 < made * _VANISHING < low.smallest_subnormal / 2:
-            return f"it vanishes: its largest magnitude is {made:.4g}"
+        if 0 < largest * _VANISHING < low.smallest_subnormal / 2:
+            return f"it vanishes: its largest magnitude is {largest:.4g}"
         return ""
 
     def _names(self, values: Iterable[int]) -> set[str]:
