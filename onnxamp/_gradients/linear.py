@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
+from string import ascii_letters
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -14,6 +15,8 @@ from onnxamp._gradients.writer import Call, Forward, Grads, Rule, Tensor, sum_to
 
 _END: Final = int(np.iinfo(np.int64).max)
 """The end of an axis, whatever its size."""
+_ELLIPSIS: Final = "..."
+"""The axes of an equation of Einsum that have no letters."""
 
 
 def _matmul(call: Call) -> Grads:
@@ -92,12 +95,7 @@ def _einsum(call: Call) -> Grads:
     with a letter of the result, onnx infers the wrong shape of the result, so no gradient is written.
     """
     equation = call.attribute("equation").replace(" ", "")
-    left, _, result = equation.partition("->")
-    terms = left.split(",")
-    if "->" not in equation or "." in equation:
-        raise call.error(
-            f"has the equation {equation!r}; only equations with '->' and without '...' have a gradient rule"
-        )
+    terms, result = _lettered(call, equation)
     if any(len(set(term)) != len(term) for term in (*terms, result)):
         raise call.error(
             f"has the equation {equation!r}, which repeats a letter in one term"
@@ -118,6 +116,29 @@ def _einsum(call: Call) -> Grads:
             )
         grads.append(partial(_operand_gradient, call, position, read, term, broadcast))
     return grads
+
+
+def _lettered(call: Call, equation: str) -> tuple[list[str], str]:
+    """Return the terms of the operands and of the result, with letters in place of "...".
+
+    Without an arrow, the result has the letters that appear once, in their order, after "...".
+    """
+    left, arrow, result = equation.partition("->")
+    terms = left.split(",")
+    if not arrow:
+        letters = sorted(set(left) - {",", "."})
+        result = "".join(letter for letter in letters if left.count(letter) == 1)
+        result = _ELLIPSIS + result if _ELLIPSIS in left else result
+    ranks = [
+        call.rank(position) - len(term) + len(_ELLIPSIS)
+        for position, term in enumerate(terms)
+        if _ELLIPSIS in term
+    ]
+    # Runtimes demand that "..." stands for as many axes in each term.
+    unused = [letter for letter in ascii_letters if letter not in equation]
+    axes = "".join(unused[: max(ranks, default=0)])
+    *terms, result = (term.replace(_ELLIPSIS, axes) for term in (*terms, result))
+    return terms, result
 
 
 def _broadcast_letters(call: Call, terms: Sequence[str]) -> set[str]:

@@ -110,6 +110,9 @@ PRODUCTS = [
     one("Einsum", n(2, 3), n(3, 4), n(4), equation="ij, jk, k -> i"),
     one("Einsum", n(2, 1), n(3, 4), equation="ij,jk->ik"),
     one("Einsum", n(2, 3), n(1, 3), equation="ij,ij->i"),
+    one("Einsum", n(2, 3, 4), n(4, 5), equation="dca,ab"),
+    one("Einsum", n(1, 2, 3, 4), n(5, 1, 4, 2), equation="...ij,...jk->...ik"),
+    one("Einsum", n(2, 5, 3), n(3, 4), equation="...ij,jk"),
 ]  # fmt: skip
 
 REDUCTIONS = [
