@@ -124,6 +124,7 @@ REDUCTIONS = [
     *(one(op, positive(2, 3), keepdims=0) for op in ("ReduceMean", "ReduceSum", "ReduceL2", "ReduceProd")),
     *(one(op, positive(2, 3), ints(-1), dynamic=True) for op in ("ReduceMean", "ReduceSum", "ReduceMax")),
     one("ReduceSum", n(2, 3), np.zeros(0, np.int64), noop_with_empty_axes=1),
+    *(one(op, n(0, 3), ints(1), dynamic=True) for op in ("ReduceMax", "ReduceMean", "ReduceProd", "ReduceSum")),
     one("ReduceProd", np.array([[0.0, 2, 3], [0, 0, 1], [1, 2, 3]]), ints(1)),
     one("CumSum", n(3, 4), np.array(1), reverse=1),
     one("CumSum", n(3, 4), np.array(0), exclusive=1),
