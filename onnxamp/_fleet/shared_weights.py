@@ -4,8 +4,10 @@ Each is first written by itself, with all its weights. Then weights with equal b
 one. A result to whose weights another one refers is never overwritten; see :mod:`onnxamp._model.data_files`.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 
 from onnx import ModelProto, TensorProto
@@ -80,16 +82,17 @@ def _is_new(job: ModelJob, entry: Entry) -> bool:
 
 def bytes_read_again(jobs: Iterable[ModelJob], entries: Mapping[str, Entry]) -> int:
     """Return the bytes of weights that models on this machine read although models before them read them too."""
-    readers: dict[Path, list[ModelJob]] = {}
-    for job in jobs:
-        if not is_remote(job.source):
-            for file in entries[job.name].data_of(job):
-                readers.setdefault(file, []).append(job)
-    shared = {file for file, found in readers.items() if len(found) > 1}
+    files = {
+        job.source: entries[job.name].data_of(job)
+        for job in jobs
+        if not is_remote(job.source)
+    }
+    readers = Counter(chain.from_iterable(files.values()))
     again = 0
     seen = set[DataLocation]()
-    # Models that share no data file need not be read.
-    for source in {job.source for file in shared for job in readers[file]}:
+    for source, read in files.items():
+        if all(readers[file] == 1 for file in read):
+            continue  # it shares no data file, so it need not be read
         placed = _placed(load_model(source), folder_of(source))
         places = {place for _, _, place in placed}
         again += sum(place.length for place in places & seen)
