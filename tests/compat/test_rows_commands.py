@@ -86,7 +86,8 @@ def _() -> None:
 
 @row("`--nodes_to_exclude REGEX`, `-ne REGEX`")
 def _() -> None:
-    assert low_nodes(converted("--keep-fp32", "fir.*")) == {"last"}
+    assert low_nodes(converted("--keep-fp32", "(fir).*")) == {"last"}
+    assert low_nodes(converted("--keep-fp32", "(fir|las).*")) == set()
 
 
 @row("`--op_types_to_exclude OP`, `-ope OP`")
@@ -96,13 +97,21 @@ def _() -> None:
 
 @row("`--nodes_to_include REGEX`, `-ni REGEX`")
 def _() -> None:
-    assert low_nodes(converted("--black", "MatMul", "--force-low", "las.*")) == {"last"}
+    assert low_nodes(converted("--black", "MatMul", "--force-low", "(las).*")) == {"last"}
+    done = command("convert", "m.onnx", "-o", "out.onnx", "--keep-fp32", ".*", "--force-low", "(las).*")
+    assert "contradicts" in done.output
 
 
 @row("`--op_types_to_include OP`, `-opi OP`")
 def _() -> None:
     assert "Softmax" not in low(converted("--lists", "conservative"))
     assert "Softmax" in low(converted("--lists", "conservative", "--white", "Softmax"))
+
+
+@row("no `--data_max`")
+def _() -> None:
+    assert low_nodes(converted("--inputs", "x.npz", "--data-max", "512")) == {"last"}
+    assert low_nodes(converted()) == {"first", "last"}
 
 
 @row("`--data_max X`")
