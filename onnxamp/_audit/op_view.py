@@ -423,7 +423,7 @@ def _relations(op: str) -> Iterator[OpFact]:
     """Yield how dimensions and exponents of inputs and outputs depend on each other."""
     for rule in dimension_rules().get(op, ()):
         terms = rule.inputs or (() if rule.every is None else (rule.every,))
-        shown = [" ".join(one) if one is not None else "any" for one in terms]
+        shown = [" ".join(term) if term is not None else "any" for term in terms]
         text = ", ".join(f"[{one}]" for one in shown) or "see the row"
         yield OpFact("shapes", f"inputs {text}", "dimensions.toml")
     exponents = exponent_rules().get(op)

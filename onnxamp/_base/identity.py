@@ -67,7 +67,9 @@ def is_within(path: Path, folder: Path) -> bool:
     if wanted is None:
         return place.is_relative_to(resolved(folder))
     statuses = map(_status, (place, *place.parents))
-    return any(os.path.samestat(one, wanted) for one in statuses if one is not None)
+    return any(
+        os.path.samestat(status, wanted) for status in statuses if status is not None
+    )
 
 
 def _status(path: Path) -> os.stat_result | None:

@@ -187,7 +187,9 @@ class _CastCounts:
 
     def kept_for(self, reasons: Iterable[Basis]) -> set[int]:
         """Return the nodes that one of the reasons keeps in float32."""
-        return set(chain.from_iterable(self.kept.get(one, ()) for one in reasons))
+        return set(
+            chain.from_iterable(self.kept.get(reason, ()) for reason in reasons)
+        )
 
     def ignoring(
         self,

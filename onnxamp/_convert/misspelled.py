@@ -70,7 +70,7 @@ def everywhere(unmatched: Iterable[Sequence[Unmatched]]) -> tuple[Unmatched, ...
     if not keys:
         return ()
     missing = set.intersection(*keys)
-    return tuple(one for one in names if (one.option, one.name) in missing)
+    return tuple(name for name in names if (name.option, name.name) in missing)
 
 
 def among(
@@ -86,12 +86,12 @@ def among(
         return any((one.option, one.name) not in missing for missing in holding)
 
     names = _told_once(itertools.chain.from_iterable(row for _, row in rows))
-    return tuple(one for one in names if not matches(one))
+    return tuple(name for name in names if not matches(name))
 
 
 def _keys(names: Iterable[Unmatched]) -> set[tuple[str, str]]:
     """Return names with the options that contain them."""
-    return {(one.option, one.name) for one in names}
+    return {(name.option, name.name) for name in names}
 
 
 def _holds(options: Options, one: Unmatched) -> bool:

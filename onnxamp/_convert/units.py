@@ -113,7 +113,7 @@ def _is_partly_high(analysis: Analysis, pattern: Match) -> bool:
             return True
         for value in graph.nodes[index].writes:
             if not all(
-                is_low(analysis, one.index) for one in readers_of(graph, value)
+                is_low(analysis, reader.index) for reader in readers_of(graph, value)
             ):
                 return True
     return False

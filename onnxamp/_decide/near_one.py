@@ -57,41 +57,43 @@ def near_one(graph: Graph, low: Format) -> Iterator[Needed]:
 def _path_to(graph: Graph, end: Node) -> list[Node]:
     """Return the nodes that compute what a node reads, and the exact ops between."""
     values = graph.float_inputs(end)
-    makers = chain.from_iterable(makers_through_exact(graph, one) for one in values)
+    makers = chain.from_iterable(
+        makers_through_exact(graph, value) for value in values
+    )
     return list(islice(makers, _REACH))
 
 
 def _cosine_distance(graph: Graph, end: Node) -> Iterator[Needed]:
     """Yield the nodes from the product of normalized vectors to what needs the last digits of their cosine, if any."""
     path = _path_to(graph, end)
-    cosines = set[int]().union(*(cosine_nodes(graph, one) for one in path))
+    cosines = set[int]().union(*(cosine_nodes(graph, node) for node in path))
     if cosines:
         why = (
             f"leads from a cosine near 1 to {end.label!r}, which needs its last digits"
         )
-        nodes = cosines | {end.index, *(one.index for one in path)}
+        nodes = cosines | {end.index, *(node.index for node in path)}
         yield from (Needed(index, why) for index in sorted(nodes))
 
 
 def _leading_sum(graph: Graph, end: Node) -> Iterator[Needed]:
     """Yield a node, and the exact ops between it and a sum with 1, with this sum."""
     path = _path_to(graph, end)
-    sums = [one for one in path if one.key in op_facts().additive]
-    if any(_is_beside_one(graph, one) for one in sums):
+    sums = [node for node in path if node.key in op_facts().additive]
+    if any(_is_beside_one(graph, total) for total in sums):
         yield from _all_of(path, end)
 
 
 def _leading(graph: Graph, end: Node, starts: frozenset[str]) -> Iterator[Needed]:
     """Yield a node, and the exact ops between it and a number near 1 that one of some ops makes, with this op."""
     path = _path_to(graph, end)
-    if any(one.key in starts for one in path):
+    if any(node.key in starts for node in path):
         yield from _all_of(path, end)
 
 
 def _all_of(path: Sequence[Node], end: Node) -> Iterator[Needed]:
     """Yield all nodes of a path."""
     why = f"leads from a number near 1 to {end.label!r}, which needs its last digits"
-    yield from (Needed(one.index, why) for one in (*path, end))
+    yield from (Needed(node.index, why) for node in (*path, end))
 
 
 def _curved(graph: Graph, end: Node) -> Iterator[Needed]:
@@ -134,7 +136,7 @@ def _tabulated(graph: Graph, low: Format, end: Node) -> Iterator[Needed]:
             stack += graph.float_inputs(maker)
     if any(has_near_one(graph, value, low) for value in tables):
         why = f"leads from a table of numbers near 1 to {end.label!r}, which needs their last digits"
-        yield from (Needed(one.index, why) for one in (*path, end))
+        yield from (Needed(node.index, why) for node in (*path, end))
 
 
 def has_near_one(graph: Graph, value: int, low: Format) -> bool:
@@ -157,9 +159,9 @@ def _opposite(graph: Graph, end: Node) -> Iterator[Needed]:
     """
     makers = makers_through_exact(graph, end.input(0))
     path = list(islice(makers, _REACH))
-    if any(_has_both_signs(graph, one) for one in path):
+    if any(_has_both_signs(graph, node) for node in path):
         why = f"leads from a difference that weights make to {end.label!r}, which needs its last digits"
-        yield from (Needed(one.index, why, rare=True) for one in (*path, end))
+        yield from (Needed(node.index, why, rare=True) for node in (*path, end))
 
 
 def _has_both_signs(graph: Graph, node: Node) -> bool:

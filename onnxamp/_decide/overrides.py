@@ -89,7 +89,7 @@ def find_overrides(graph: Graph, options: Options) -> Overrides:
             weights[value] = f"low_weights (--low-weight) {text!r}"
     absent = absent_names(graph, options)
     warnings = [
-        *(one.text for one in unmatched_names(graph, options)),
+        *(name.text for name in unmatched_names(graph, options)),
         *absent.unseen.values(),
     ]
     notes = [*absent.known.values()]
@@ -201,7 +201,9 @@ def _matching(
     patterns: Iterable[re.Pattern[str]], names: Iterable[str]
 ) -> Iterator[str]:
     """Return the patterns that match one of the names."""
-    return (one.pattern for one in patterns if any(map(one.fullmatch, names)))
+    return (
+        pattern.pattern for pattern in patterns if any(map(pattern.fullmatch, names))
+    )
 
 
 def _opinion(node: Node, options: Options) -> str | None:

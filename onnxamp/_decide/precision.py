@@ -385,7 +385,10 @@ class CutProblem:
             set[Question]() if prices is None else set(map(self.decider, prices.high))
         )
         for variable, readers in self.twice.items():
-            needed = {one == LOW or (one >= 0 and bool(low[one])) for one in readers}
+            needed = {
+                reader == LOW or (reader >= 0 and bool(low[reader]))
+                for reader in readers
+            }
             if len(needed) == 1 and variable not in high:
                 settled[variable] = needed.pop()
         return settled

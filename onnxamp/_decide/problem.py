@@ -124,7 +124,7 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
     freedoms = _freedoms(graph, options, ports)
     unfit = _unfit(graph, options) if is_judged else frozenset[int]()
     # A node that dequantizes twice follows its readers, so nothing else may settle its precision.
-    settled = {*wished, *(one.node for one in hazards)}
+    settled = {*wished, *(hazard.node for hazard in hazards)}
     return Problem(
         graph=graph,
         options=options,
@@ -180,7 +180,9 @@ def _hazards(graph: Graph, options: Options, overrides: Overrides) -> list[Hazar
     )
     spared = {kind: kind.spared(known) for kind in kinds()}
     all_hazards = hazards_for(graph, options.low, options.target)
-    at_risk = (one for one in all_hazards if one.node not in spared[one.reason])
+    at_risk = (
+        hazard for hazard in all_hazards if hazard.node not in spared[hazard.reason]
+    )
     return undisproved(graph, options, at_risk)
 
 

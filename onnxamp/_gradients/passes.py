@@ -216,7 +216,7 @@ def _seeds(
         # One vector is exact for one element, and two are for two. Many average out which signs were drawn.
         turns = _TURNS[:few] if few <= 2 else _TURNS
         signs = {name: _signs(array, random) for name, array in arrays.items()}
-        vectors = [_turned(signs, one) for one in turns]
+        vectors = [_turned(signs, turn) for turn in turns]
         for gradients in vectors:
             yield Seed(number, len(vectors), gradients)
 

@@ -109,7 +109,9 @@ class LowPass:
 
     def _rewritten(self, piece: ModelProto) -> ModelProto:
         """Return a piece that rounds the low ports, apart from numbers that would become infinite, which plans keep."""
-        names = NewNames({*self.flow.names, *(one.name for one in piece.graph.input)})
+        names = NewNames(
+            {*self.flow.names, *(entry.name for entry in piece.graph.input)}
+        )
         nodes = list[NodeProto]()
         known = dict[str, str]()
         for node in piece.graph.node:

@@ -169,7 +169,9 @@ class _Branches:
         self.shared = {name for name, count in reads.items() if count > 1}
         """Values that several nodes read."""
         readers = set() if walk.arithmetic is not None else matrix_readers(flow)
-        self.products = {one for one in readers if flow.nodes[one].op_type == "MatMul"}
+        self.products = {
+            reader for reader in readers if flow.nodes[reader].op_type == "MatMul"
+        }
         """Nodes that multiply by a large matrix, each a piece."""
         self.gathers = readers - self.products
         """Nodes that gather rows of a large matrix."""
@@ -180,7 +182,7 @@ class _Branches:
         """How often the backward pass reads values."""
         for part in self.parts:
             self.again.update(piece_inputs(flow, Piece(part, ())))
-        self.again.update(flow.nodes[one].output[0] for one in self.products)
+        self.again.update(flow.nodes[product].output[0] for product in self.products)
         self.again.update(self.lowering.compared)
         self.sessions: dict[_PieceFacts, tuple[ort.InferenceSession, Backward]] = {}
         self.counters: dict[

@@ -77,10 +77,12 @@ def bind_defaults(model: ModelProto) -> bool:
 
     Complexity: linear in the nodes of the graph and of all copies.
     """
-    bodies = chain.from_iterable(one.node for one in model.functions)
+    bodies = chain.from_iterable(function.node for function in model.functions)
     if next(_references(bodies), None) is None:
         return False
-    copies = _Copies({_key_of(one): copied(one) for one in model.functions})
+    copies = _Copies(
+        {_key_of(function): copied(function) for function in model.functions}
+    )
     copies.bind(model.graph.node)
     del model.functions[:]
     model.functions.extend(copies.made)

@@ -407,7 +407,9 @@ class Graph(View, Asked):
     def untyped(self) -> frozenset[int]:
         """Values of unknown type, such as outputs of custom ops."""
         kinds = self.types
-        return frozenset(one.index for one in self.values if kinds[one.index] is None)
+        return frozenset(
+            value.index for value in self.values if kinds[value.index] is None
+        )
 
     @cached_property
     def shapes(self) -> Sequence[Shape | None]:

@@ -154,7 +154,9 @@ def _explained(conversion: Conversion, asked: Options) -> Conversion:
         for row in plan.rows
     )
     summary = conversion.summary
-    weights = (replace(one, readers=_needed(one)) for one in summary.kept_weights)
+    weights = (
+        replace(weight, readers=_needed(weight)) for weight in summary.kept_weights
+    )
     return replace(
         conversion,
         plan=replace(plan, rows=tuple(rows)),
@@ -379,7 +381,11 @@ def _known_to_break(model: Model, options: Options) -> Iterator[str]:
 def _tolerance(failed: DiffReport) -> float:
     """Return the error that every output may have."""
     limits = usual_limits(failed.judgements)
-    limits += [one.limit for one in failed.judgements if one.metric == "detections"]
+    limits += [
+        judgement.limit
+        for judgement in failed.judgements
+        if judgement.metric == "detections"
+    ]
     return min(limits, default=TOLERANCES[failed.lowest])
 
 

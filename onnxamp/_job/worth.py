@@ -161,7 +161,11 @@ def _kept_by_list(analysis: Analysis) -> set[str]:
     graph = analysis.graph
     verdicts = analysis.pins.verdicts.values()
     variables = analysis.ports.variables
-    black = (one for one in verdicts if one.reason is Reason.BLACK and not one.low)
+    black = (
+        verdict
+        for verdict in verdicts
+        if verdict.reason is Reason.BLACK and not verdict.low
+    )
     # Variables of constants belong to no node.
     nodes = {variables[one.variable].node for one in black} - {ABSENT}
     keys = {node.key for node in graph.at(nodes)}

@@ -124,7 +124,7 @@ def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
 
 def nodes_of_model(model: ModelProto) -> Iterator[NodeProto]:
     """Yield the nodes of a model's graph, then those of its functions, with all subgraphs below them."""
-    for nodes in (model.graph.node, *(one.node for one in model.functions)):
+    for nodes in (model.graph.node, *(function.node for function in model.functions)):
         yield from all_nodes(nodes)
 
 

@@ -136,7 +136,7 @@ def _content(tensor: TensorProto) -> bytes:
     """Return what tensors of equal contents have in common."""
     if tensor.data_location == TensorProto.EXTERNAL:
         return b"".join(
-            sorted(one.SerializeToString() for one in tensor.external_data)
+            sorted(entry.SerializeToString() for entry in tensor.external_data)
         )
     numbers = numpy_helper.to_array(tensor)
     return repr((numbers.dtype.str, numbers.shape)).encode() + numbers.tobytes()

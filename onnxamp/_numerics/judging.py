@@ -65,21 +65,25 @@ def closeness(report: DiffReport, limits: Limits) -> float:
     if limits.of or limits.coarse or not report.passed:
         return 0.0
     shares = (
-        one.found / one.limit
-        for one in report.judgements
-        if one.metric in ("rel_l2", "part_rel_l2") and one.limit
+        judgement.found / judgement.limit
+        for judgement in report.judgements
+        if judgement.metric in ("rel_l2", "part_rel_l2") and judgement.limit
     )
     return max(shares, default=0.0)
 
 
 def missed(report: DiffReport) -> frozenset[str]:
     """Return the outputs that miss a limit."""
-    return frozenset(one.output for one in report.judgements if not one.passed)
+    return frozenset(
+        judgement.output for judgement in report.judgements if not judgement.passed
+    )
 
 
 def misses_parts(report: DiffReport) -> bool:
     """Return whether only parts of outputs miss their limits: the norms of whole values hide their errors."""
-    metrics = {one.metric for one in report.judgements if not one.passed}
+    metrics = {
+        judgement.metric for judgement in report.judgements if not judgement.passed
+    }
     return not report.failure and metrics == {"part_rel_l2"}
 
 

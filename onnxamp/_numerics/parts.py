@@ -71,7 +71,7 @@ def grouped(
 
 def are_off(groups: Iterable[Grouped]) -> bool:
     """Return whether a group of numbers may miss its limit."""
-    worst = (one.worst for one in groups)
+    worst = (group.worst for group in groups)
     return any(part is not None and part.rel_l2 > PART_OFF for part in worst)
 
 

@@ -201,7 +201,9 @@ class Extra:
     @property
     def passed(self) -> bool:
         """Whether all outputs are within their limits."""
-        return self.failure is None and all(one.passed for one in self.judgements)
+        return self.failure is None and all(
+            judgement.passed for judgement in self.judgements
+        )
 
 
 @dataclass(frozen=True, slots=True, repr=False)

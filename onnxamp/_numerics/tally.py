@@ -56,8 +56,11 @@ class Tally:
             self.refused.add(number)
         self.alarms += sample.mismatches
         self.taken.update(sample.taken)
-        join(self.grouped, {one.output: one for one in sample.grouped})
-        join(self.detections, {one.outputs: one for one in sample.detections})
+        join(self.grouped, {group.output: group for group in sample.grouped})
+        join(
+            self.detections,
+            {detection.outputs: detection for detection in sample.detections},
+        )
         join(self.layers, {row.value: row for row in sample.layers})
         join(self.choices, {calls.node: calls for calls in sample.choices})
         join(self.tokens, {tokens.output: tokens for tokens in sample.tokens})

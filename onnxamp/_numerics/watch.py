@@ -482,7 +482,7 @@ def keep_float32(
         node.input[:] = [exact.get(name, name) for name in node.input]
         nodes[index] = node
         reads[index] = tuple(
-            dict.fromkeys(exact.get(one, one) for one in reads[index])
+            dict.fromkeys(exact.get(value, value) for value in reads[index])
         )
     others = (reads[index] for index in range(len(reads)) if index not in chosen)
     rounded = set(chain.from_iterable(others))

@@ -43,8 +43,10 @@ def bench_report(report: BenchReport) -> Report:
     rows = chain.from_iterable(model.ops for model in report.models)
     if any(row.seconds is not None for row in rows):
         ops = f"Time per op type{where}, in ms (profiled{waiting})"
-    shown = [one for one in report.timings if is_alone or one.speedup is not None]
-    causes = [_cause(one, one.model in report.slower) for one in report.causes]
+    shown = [
+        timing for timing in report.timings if is_alone or timing.speedup is not None
+    ]
+    causes = [_cause(cause, cause.model in report.slower) for cause in report.causes]
     return Report(
         "bench",
         _verdict(report),
@@ -82,7 +84,7 @@ def _verdict(report: BenchReport) -> Headline:
     standings: dict[str, list[str]] = {}
     for model in others:
         # The least favorable of several batch sizes counts.
-        own = (one.speedup for one in report.timings if one.model == model)
+        own = (timing.speedup for timing in report.timings if timing.model == model)
         ratios = [ratio for ratio in own if ratio]
         standings.setdefault(_standing(ratios, first), []).append(model)
     sentence = ", and ".join(

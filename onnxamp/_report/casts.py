@@ -35,7 +35,8 @@ def _items(trace: CastTrace) -> Sequence[Statement]:
     if not trace.casts:
         return [Statement(f"There is no Cast at this value: {_agreement(trace)}.")]
     return [
-        Statement(one.text, label=one.cast, action=one.option) for one in trace.casts
+        Statement(cast.text, label=cast.cast, action=cast.option)
+        for cast in trace.casts
     ]
 
 

@@ -29,8 +29,8 @@ def choices_section(diff: DiffReport) -> Section:
 
 def _sentences(calls: Sequence[CloseCalls]) -> Iterator[str]:
     """Yield a sentence about each node that makes close choices, those that differ most first, or one about all."""
-    close = [one for one in calls if one.close]
-    every = sum(one.choices for one in calls)
+    close = [call for call in calls if call.close]
+    every = sum(call.choices for call in calls)
     if every and not close:
         yield f"None of {count(every, 'choice')} is closer than the error of what it compares."
     close.sort(key=attrgetter("differ", "close"), reverse=True)

@@ -376,8 +376,12 @@ def _change(parting: Parting) -> str:
 
 
 def _outputs(diff: DiffReport) -> Table:
-    missed = {one.output for one in diff.judgements if not one.passed}
-    rows = [_output(one, is_missed=one.name in missed) for one in diff.outputs]
+    missed = {
+        judgement.output for judgement in diff.judgements if not judgement.passed
+    }
+    rows = [
+        _output(output, is_missed=output.name in missed) for output in diff.outputs
+    ]
     if len(rows) > _ROWS:  # rows with faults must be among those that are shown
         rows.sort(key=lambda row: row.status is Status.PASSED)
     return table("outputs", rows)
@@ -481,7 +485,7 @@ def _more_metrics(diff: DiffReport) -> Table:
 def _limits(diff: DiffReport) -> Table:
     """Return the limits, broken ones first."""
     rows = []
-    outputs = {one.name: one for one in diff.outputs}
+    outputs = {output.name: output for output in diff.outputs}
     for one in sorted(diff.judgements, key=lambda judgement: judgement.passed):
         # Cosines are near 1, where three digits would all be nines.
         measured = number(one.found, 7 if one.metric == "cosine" else 3)

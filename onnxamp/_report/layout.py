@@ -260,8 +260,8 @@ def hanging(sign: str | tuple[str, str], text: Text, indent: str = "") -> Grid:
 
 def remark_room(figures: Sequence[Figure], width: int) -> int:
     """Return the columns that labels and values leave to remarks."""
-    labels = max((cell_len(one.label) for one in figures), default=0)
-    values = max((cell_len(one.value) for one in figures), default=0)
+    labels = max((cell_len(figure.label) for figure in figures), default=0)
+    values = max((cell_len(figure.value) for figure in figures), default=0)
     return max(width - labels - values - 3 * GAP, 1)
 
 

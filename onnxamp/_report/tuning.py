@@ -160,7 +160,7 @@ def effort(tuned: Tuned) -> Iterator[str]:
 def _room(tuned: Tuned, room: float) -> str:
     """Return the bound on the time that a better choice within the tolerance could save."""
     written = tuned.candidates[tuned.chosen]
-    if not any(one.time < written.time for one in tuned.candidates):
+    if not any(candidate.time < written.time for candidate in tuned.candidates):
         return "No candidate is faster than the written one, regardless of its error."
     return (
         "By the errors of the faster candidates, using the rest of the tolerance would save at most"
@@ -281,7 +281,7 @@ def _unconverted(tuned: Tuned, text: str) -> Headline:
             f"Timed as whole models, the candidate takes {lead}. {_LARGER}",
             text,
         ]
-    elif any(_is_low_enough(tuned, one) for one in tuned.candidates):
+    elif any(_is_low_enough(tuned, candidate) for candidate in tuned.candidates):
         sentence = f"Nothing was converted: candidate {tuned.chosen} keeps everything in float32."
         details = [text]
     elif tuned.rejected is not None:
@@ -293,7 +293,11 @@ def _unconverted(tuned: Tuned, text: str) -> Headline:
 def _missing(tuned: Tuned) -> str:
     """Return what would have to change for a gain: the tolerance, or the model."""
     float32 = tuned.candidates[-1]
-    faster = [one for one in tuned.candidates if one.time * _GAIN < float32.time]
+    faster = [
+        candidate
+        for candidate in tuned.candidates
+        if candidate.time * _GAIN < float32.time
+    ]
     if not faster:
         return f"By the estimate, no tolerance gains as much as 1 %. {_LARGER}"
     least = min(faster, key=attrgetter("best_known_error"))
@@ -355,7 +359,9 @@ def _notes(tuned: Tuned, state: Path | None) -> Iterator[Statement]:
             f"{name} {seconds * 1e3:.3f} ms" for name, seconds in tuned.timed
         )
         yield hint(f"Times of whole models on {tuned.ran_on}: {each}.")
-    if any(one.nodes and not one.verified for one in tuned.candidates):
+    if any(
+        candidate.nodes and not candidate.verified for candidate in tuned.candidates
+    ):
         yield hint(_EXPECTED)
     if len(tuned.candidates) > 1:
         free = "" if state else "; with --state FILE, without measuring again"

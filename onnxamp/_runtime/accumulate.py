@@ -287,7 +287,8 @@ class _Writer(NamedTuple):
     def step(self, kind: str, operands: Sequence[str | float]) -> str:
         """Return a rounded step of a formula. Exponentials are powers of two, and logarithms those of two."""
         first, *others = (
-            self.low_number(one) if isinstance(one, float) else one for one in operands
+            self.low_number(operand) if isinstance(operand, float) else operand
+            for operand in operands
         )
         if kind == "exp":
             power = self.rounded(self("Mul", first, self.low_number(log2(e))))

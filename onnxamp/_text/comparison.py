@@ -98,7 +98,7 @@ class DecoderReader:
         inputs = (feeds, feeds)
         same = 0
         while True:
-            logits, other = (logits_of(one)[0, -1] for one in outputs)
+            logits, other = (logits_of(output)[0, -1] for output in outputs)
             token = int(logits.argmax())
             differing = int(other.argmax())
             if token != differing:

@@ -214,7 +214,7 @@ def _present_of(name: str, outputs: set[str]) -> str | None:
         for before, after in _CACHES
         if name.startswith(before)
     )
-    return next((one for one in candidates if one in outputs), None)
+    return next((candidate for candidate in candidates if candidate in outputs), None)
 
 
 @dataclass(frozen=True, slots=True)

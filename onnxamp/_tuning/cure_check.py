@@ -188,7 +188,9 @@ def _out_of_range(
     """Yield the values beyond float16's range in the order in which they are computed."""
     exponents = rescaling.exponents
     unfit = {row.value: row.why for row in rescaling.unfit}
-    hazards = {one.node: one.detail for one in graph.ask(find_hazards, FLOAT16)}
+    hazards = {
+        hazard.node: hazard.detail for hazard in graph.ask(find_hazards, FLOAT16)
+    }
     values = {name: value for value, name in value_names(graph).items()}
     for name, reach in largest.items():
         if reach <= FLOAT16.max_finite:

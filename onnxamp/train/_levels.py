@@ -269,10 +269,12 @@ class Decorated(ModelHolder):
         """The type of each weight that :meth:`TrainNetwork.export` does not store in float32."""
         tensors = self.source.graph.initializer
         if self.save_dtype is not None:
-            return dict.fromkeys((one.name for one in tensors), self.save_dtype)
+            return dict.fromkeys((tensor.name for tensor in tensors), self.save_dtype)
         low = FORMATS[self.dtype].elem
         tensors = self.model.graph.initializer
-        return {one.name: self.dtype for one in tensors if one.data_type == low}
+        return {
+            tensor.name: self.dtype for tensor in tensors if tensor.data_type == low
+        }
 
     def summed_in_float32(self, options: Options, step: TrainStep) -> Options:
         """Return the conversion options of a step; with ``master_grad``, the parts of a weight's gradient are summed in

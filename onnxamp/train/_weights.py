@@ -74,7 +74,7 @@ def _is_bias(graph: Graph, node: Node) -> bool:
     makers = map(graph.producer, node.reads)
     is_sum = node.key in facts.additive
     return is_sum and any(
-        one is not None and one.key in facts.products for one in makers
+        maker is not None and maker.key in facts.products for maker in makers
     )
 
 

@@ -100,7 +100,9 @@ class _Centered:
         """Return whether a node adds raw values, or means of some, one of which is negated."""
         if not self.raw.are_levels(node.reads):
             return False
-        makers = [list(makers_through_exact(self.graph, one)) for one in node.reads]
+        makers = [
+            list(makers_through_exact(self.graph, value)) for value in node.reads
+        ]
         are_negated = {any(one.key == "Neg" for one in path) for path in makers}
         return len(are_negated) == 2
 
@@ -200,7 +202,9 @@ class _AffineInputs:
         """Return which shifts leave a rounding error that the weights of a reader magnify into noise."""
         readers = (reader for reader, port in self.graph.readers(node) if port == 0)
         lengths = (weight_lengths(self.graph, reader) for reader in readers)
-        most = max((one.max() for one in lengths if one is not None), default=0.0)
+        most = max(
+            (length.max() for length in lengths if length is not None), default=0.0
+        )
         if most < _MAGNIFIES:
             return np.zeros(shift.shape, bool)
         # As a quotient, so that infinite weights make no NaN of a shift of zero.

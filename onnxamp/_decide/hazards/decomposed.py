@@ -174,7 +174,7 @@ def divided_products(graph: Graph, low: Format) -> Iterator[Hazard]:
             continue
         parts = (*dividend, *divisor)
         # A part that is computed from the other one is no part.
-        if node.index in {one.index for one in parts} or len(dividend) == 1:
+        if node.index in {part.index for part in parts} or len(dividend) == 1:
             continue
         why = f"makes numbers that {node.label!r} divides by each other"
         for one in (*parts, *_sums_before(graph, dividend[-1]), node):

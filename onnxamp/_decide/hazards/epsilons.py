@@ -255,7 +255,7 @@ class _Epsilons(HazardKind):
 
     def loses(self, graph: Graph, weight: int, low: Format, /) -> bool:
         numbers = (stats.uniform for stats in stats_of(graph, weight))
-        return any(one is not None and _is_tiny(one, low) for one in numbers)
+        return any(number is not None and _is_tiny(number, low) for number in numbers)
 
 
 KIND: Final = _Epsilons()

@@ -140,7 +140,7 @@ def _cosines(graph: Graph, raw: RawInputs, low: Format) -> Iterator[Hazard]:
             and one is not node
             and graph.only_reader(one.outputs[0]) is not None
         )
-        if any(raw.are_plain(one.inputs) for one in products):
+        if any(raw.are_plain(product.inputs) for product in products):
             claims = [claim for one in nodes for claim in in_range(graph, one, low)]
             why = f"multiplies inputs of the model before {node.label!r} divides by their lengths"
             for one in nodes:
@@ -196,7 +196,7 @@ class _Magnitudes(HazardKind):
     def find_in_low(self, graph: Graph, low: Format, /) -> Iterator[Hazard]:
         """Return the hazards but those of squares in decomposed patterns, which audits report by themselves."""
         known = pattern_nodes(graph, *GROWING)
-        return (one for one in self.find(graph, low) if one.node not in known)
+        return (hazard for hazard in self.find(graph, low) if hazard.node not in known)
 
 
 KIND: Final = _Magnitudes()

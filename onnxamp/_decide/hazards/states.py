@@ -31,7 +31,7 @@ class _States(HazardKind):
             node = graph.nodes[index]
             # Counters of an integer type are exact.
             carries = node.writes if value == ABSENT else (value,)
-            if any(holds_float(graph.types[one]) for one in carries):
+            if any(holds_float(graph.types[carry]) for carry in carries):
                 claims = counts_exactly(graph, node, value)
                 yield Hazard(index, KIND, why, value=value, unless=claims)
         for node in graph.nodes_of(op_facts().cumulative):

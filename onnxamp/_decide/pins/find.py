@@ -78,7 +78,9 @@ def find_pins(
     if replay is not None:
         _replay(claims, replay)
         return _pins_of(claims, claims.settled())
-    heeded = [one for one in problem.hazards if _is_heeded(problem, one, freed)]
+    heeded = [
+        hazard for hazard in problem.hazards if _is_heeded(problem, hazard, freed)
+    ]
     _claim_hazards(claims, [*heeded, *asked_hazards(graph, options)])
     if options.hazards and options.level != Level.O0:
         claims.warnings += signature_warnings(graph, options)

@@ -79,10 +79,10 @@ def accumulated_states(graph: Graph, low: Format) -> Accumulated:
     if graph.nodes_of(op_facts().repeats):
         steps = list(_propagations(graph))
         # Where something is added to it, a state that decays forgets its errors.
-        lasting = [one for one in steps if not one.decays]
+        lasting = [step for step in steps if not step.decays]
         factors = _add_cycles(graph, low, lasting, accumulated)
         # Without a sum, nothing takes the place of what decays: it ends among the smallest numbers.
-        products = [one for one in steps if one.is_product or not one.accumulates]
+        products = [step for step in steps if step.is_product or not step.accumulates]
         factors |= _add_cycles(graph, low, products, accumulated)
         if accumulated.values:
             _add_factors(graph, factors, accumulated)

@@ -25,13 +25,15 @@ class Given:
             sources = self._needs(value)
             if value not in opened and value not in self._known:
                 opened.add(value)
-                unseen = [one for one in sources or () if one not in self._known]
+                unseen = [
+                    source for source in sources or () if source not in self._known
+                ]
                 stack += [one for one in unseen if one not in opened]
             else:
                 stack.pop()
                 # A value that depends on itself is the state of a loop, which counts as given here.
                 is_given = sources is not None and all(
-                    self._known.get(one, one in opened) for one in sources
+                    self._known.get(source, source in opened) for source in sources
                 )
                 self._known.setdefault(value, is_given)
         return self._known[value]

@@ -145,8 +145,8 @@ class Evaluator:
             item.SerializeToString(deterministic=True) for item in proto.attribute
         )
         given = tuple(
-            None if one is None else (one.dtype.str, one.shape, one.tobytes())
-            for one in arrays
+            None if array is None else (array.dtype.str, array.shape, array.tobytes())
+            for array in arrays
         )
         # Bytes stand for the arrays, which cannot be keys of a dictionary.
         key = proto.domain, proto.op_type, attributes, given, len(proto.output)
@@ -178,7 +178,9 @@ all of these calls."""
 def _by_numpy(node: Node, arrays: Sequence[Array | None]) -> Sequence[Array] | None:
     """Return the output of plain arithmetic on float32; None for all else, and for ops of early opsets."""
     function = ARITHMETIC.get(node.key)
-    given = [one for one in arrays if one is not None and one.dtype == np.float32]
+    given = [
+        array for array in arrays if array is not None and array.dtype == np.float32
+    ]
     is_plain = len(given) == len(arrays) and not node.proto.attribute
     if function is None or not is_plain or len(given) != function.nin:
         return None
@@ -208,8 +210,10 @@ def _evaluated(
             results = ReferenceEvaluator(proto, opsets=dict(opsets)).run(None, feeds)
     except Exception:  # noqa: BLE001 - whatever is wrong with the node, its result is not known then
         return None
-    outputs = [np.asarray(one) for one in results]
-    is_small = all(one.size <= _MOST and one.dtype.kind != "O" for one in outputs)
+    outputs = [np.asarray(result) for result in results]
+    is_small = all(
+        output.size <= _MOST and output.dtype.kind != "O" for output in outputs
+    )
     return outputs if is_small else None
 
 
@@ -242,7 +246,7 @@ def _small(tensor: TensorProto, graph: Graph) -> Array | None:
 
 def overridable_defaults(graph: Graph) -> dict[int, TensorProto]:
     """Return value -> the tensor that callers may override."""
-    values = {one.name: one.index for one in graph.overridable()}
+    values = {value.name: value.index for value in graph.overridable()}
     # Most models have none, and many weights.
     tensors = graph.scopes[0].proto.initializer if values else ()
     return {values[tensor.name]: tensor for tensor in tensors if tensor.name in values}

@@ -48,7 +48,7 @@ class Known:
         self.computations = computations
         self._stats = dict[int, tuple[ConstantStats, ...]]()
         for value, alternatives in numbers.items():
-            arrays = (one.array for one in alternatives)
+            arrays = (alternative.array for alternative in alternatives)
             self._stats[value] = tuple(map(constant_stats, arrays))
         self._sources = sources
         self.numbers = numbers

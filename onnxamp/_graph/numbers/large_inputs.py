@@ -97,7 +97,9 @@ def takes_root(graph: Graph, raw: RawInputs, node: Node) -> bool:
         return exponent is not None and 0 < exponent < 1
     total = graph.producer(node.input(0), "Add") if node.key == "Sqrt" else None
     numbers = () if total is None else map(graph.constants.uniform, total.inputs)
-    return node.key == "Asinh" or any(one and one >= _STABILIZES for one in numbers)
+    return node.key == "Asinh" or any(
+        number and number >= _STABILIZES for number in numbers
+    )
 
 
 def weighs_large_features(graph: Graph, raw: RawInputs, node: Node) -> bool:

@@ -28,7 +28,7 @@ def moment_difference(graph: Graph, node: Node) -> frozenset[int]:
         if second is None or len(firsts) < 2:
             continue
         nodes = {node.index, *between, *mean.nodes, *square.nodes, second.index}
-        known = [one for one in firsts if one is not None]
+        known = [first for first in firsts if first is not None]
         sources = _shared(graph, second, known) or _of_places(graph, [second, *known])
         if sources and len(known) == len(firsts):
             return frozenset(nodes | sources)
@@ -64,7 +64,7 @@ def _shared(graph: Graph, second: Node, firsts: Collection[Node]) -> set[int]:
 
     The first moments may read x and y themselves, moved or not, or products of them and weights.
     """
-    read = [_read(graph, one) for one in firsts]
+    read = [_read(graph, first) for first in firsts]
     plain = [_Term(graph, values, ends=values) for values in read]
     moved = [_Term(graph, values, products=0) for values in read]
     weighted = [_Term(graph, values, products=1) for values in read]
@@ -75,7 +75,7 @@ def _shared(graph: Graph, second: Node, firsts: Collection[Node]) -> set[int]:
         is_product = len(product.factors) > 1
         if is_product and not any(factors.isdisjoint(term.factors) for term in terms):
             nodes = set(product.nodes).union(*(term.nodes for term in terms))
-            nodes.update(one.index for one in firsts)
+            nodes.update(first.index for first in firsts)
             return nodes | set(_normalizers(graph, ends))
     return set()
 
@@ -85,13 +85,13 @@ def _of_places(graph: Graph, reductions: Sequence[Node]) -> set[int]:
 
     The constants are places, such as the columns of a heat map, and in the second moment their squares.
     """
-    terms = [_Term(graph, _read(graph, one)) for one in reductions]
+    terms = [_Term(graph, _read(graph, reduction)) for reduction in reductions]
     shares = {factor for term in terms for factor in term.factors}
     makers = set(_normalizers(graph, shares))
     if len(shares) != 1 or not makers or any(len(term.factors) != 1 for term in terms):
         return set()
     return makers.union(
-        *(term.nodes for term in terms), (one.index for one in reductions)
+        *(term.nodes for term in terms), (reduction.index for reduction in reductions)
     )
 
 

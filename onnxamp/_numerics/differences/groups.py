@@ -137,7 +137,9 @@ def hidden_groups(groups: Iterable[Group]) -> Iterator[Group]:
     for along in united(groups):
         largest = along[-1].magnitude
         # A number that fills gaps takes no part in the sums that leave noise.
-        summed = next((one for one in reversed(along) if not one.is_fill), along[-1])
+        summed = next(
+            (node for node in reversed(along) if not node.is_fill), along[-1]
+        )
         least = _NOISE * summed.magnitude
         for group in along[:-1]:
             is_hidden = least < group.magnitude <= _APART * largest
@@ -346,7 +348,7 @@ class _Sums:
         """Return the groups; each sum belongs to one of the exponents."""
         sums = (self.elements, self.reference, self.error)
         counts, reference, error = (
-            np.bincount(exponents, one, _EXPONENTS) for one in sums
+            np.bincount(exponents, total, _EXPONENTS) for total in sums
         )
         single = (
             Group(

@@ -192,7 +192,7 @@ class Ascent:
         for name, ends in seen.items():
             factor = 2.0 ** -self.exponents.get(name, 0)
             stored[name] = [
-                one._replace(magnitude=one.magnitude * factor) for one in ends
+                end._replace(magnitude=end.magnitude * factor) for end in ends
             ]
         return stored
 
@@ -239,4 +239,4 @@ def moved_values(
 
 def _magnitudes(seen: Mapping[str, Sequence[Seen]]) -> dict[str, float]:
     """Return the largest magnitude of each value."""
-    return {name: max(one.magnitude for one in ends) for name, ends in seen.items()}
+    return {name: max(end.magnitude for end in ends) for name, ends in seen.items()}

@@ -73,8 +73,8 @@ def find_beyond(
     parts += _idle_loops(reference, at_hand)
     if runs and samples.draw is not None:
         parts += _drawn(reference, samples, samples.draw)
-    excursions = (one for one in parts if isinstance(one, Excursion))
-    not_run = (one.clause for one in parts if isinstance(one, NotRun))
+    excursions = (part for part in parts if isinstance(part, Excursion))
+    not_run = (part.clause for part in parts if isinstance(part, NotRun))
     return Beyond(tuple(excursions), tuple(not_run))
 
 

@@ -146,7 +146,7 @@ class Climb(NamedTuple):
         graph = model.ask(graph_of)
         names = graph.scopes[0].names
         _, needed = leading_to(graph, [names[name]])
-        wanted = [one for one in ranges if names[one] in needed]
+        wanted = [entry for entry in ranges if names[entry] in needed]
         from onnxamp._gradients.walk import differentiate  # noqa: PLC0415 - its rules take a tenth of a second to load
 
         gradients = differentiate(shell.model, largest, wanted)

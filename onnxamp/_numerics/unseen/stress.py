@@ -75,7 +75,7 @@ class Stress(NamedTuple):
         """
         given = _given(reference, samples)
         # A proof in the range of the samples is one for all of them.
-        every = (check_inputs(reference.proto, one) for one in samples)
+        every = (check_inputs(reference.proto, sample) for sample in samples)
         seen = _ranges(given if samples.made_up else every)
         stated = dict(self.stated)
         # Random numbers say nothing of the range that real ones have.

@@ -56,7 +56,9 @@ def _numbers(graph: Graph) -> dict[int, Numbers]:
             continue
         given = [evaluator.numbers_of(value, computed) for value in node.inputs]
         arrays = [numbers[0].array for numbers in given if numbers]
-        is_single = all(one.size == 1 and one.dtype == np.float32 for one in arrays)
+        is_single = all(
+            array.size == 1 and array.dtype == np.float32 for array in arrays
+        )
         if len(arrays) < len(given) or not is_single:
             continue
         results = evaluator.run(node, arrays)

@@ -20,7 +20,9 @@ def apply(draft: Draft, options: Options) -> PassResult:
         return PassResult(draft)
     naming = op_facts().value_names
     main = (node.proto for node in draft.graph.nodes_of(naming))
-    inner = chain.from_iterable(all_nodes(one.node) for one in draft.proto.functions)
+    inner = chain.from_iterable(
+        all_nodes(function.node) for function in draft.proto.functions
+    )
     calls = (node for node in inner if op_key(node) in naming)
     node = next(chain(main, calls), None)
     if node is None:

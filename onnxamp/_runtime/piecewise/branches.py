@@ -395,7 +395,9 @@ def settle(
         marked, conditions = stamped(shell.model, forced)
         shell = shell._replace(model=marked)
         # Bodies of loops take a branch in every trip, so only what is forced there is known.
-        inside = {one.key for one in conditions if one.repeats} & forced.keys()
+        inside = {
+            condition.key for condition in conditions if condition.repeats
+        } & forced.keys()
         taken.update((key, forced[key]) for key in inside)
     if any(node.op_type == "If" for node in shell.model.graph.node):
 

@@ -261,8 +261,12 @@ def _constants(
     graph: GraphProto, weights: Container[str]
 ) -> dict[str, TensorProto | SparseTensorProto]:
     """Return the initializers of a graph that are not fed as weights."""
-    dense = {one.name: one for one in graph.initializer if one.name not in weights}
-    return dense | {one.values.name: one for one in graph.sparse_initializer}
+    dense = {
+        tensor.name: tensor
+        for tensor in graph.initializer
+        if tensor.name not in weights
+    }
+    return dense | {sparse.values.name: sparse for sparse in graph.sparse_initializer}
 
 
 def _without_shortcuts(model: ModelProto) -> ModelProto:

@@ -474,7 +474,9 @@ def run_together(
 
     def run(parts: Sequence[Sequence[int]]) -> list[Execution]:
         """Run parts of the graph one after the other, each on as many samples as fit."""
-        executions = [start(executor, one, Counter(wanted), nodes) for one in samples]
+        executions = [
+            start(executor, sample, Counter(wanted), nodes) for sample in samples
+        ]
         total = len(nodes) * len(executions)
         done = 0
         for group in batched(executions, fitting(flow, parts, wanted, budget)):

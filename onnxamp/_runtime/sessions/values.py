@@ -134,12 +134,12 @@ def _as_text(name: str, feed: Array) -> Array:
         return feed
     items = feed.astype(object).ravel()
     try:
-        texts = [one.decode() if isinstance(one, bytes) else one for one in items]
+        texts = [item.decode() if isinstance(item, bytes) else item for item in items]
     except UnicodeDecodeError as error:
         raise ArgumentError(
             f"Input {name!r} holds bytes that are no UTF-8: {error}."
         ) from None
-    wrong = next((one for one in texts if not isinstance(one, str)), None)
+    wrong = next((text for text in texts if not isinstance(text, str)), None)
     if wrong is not None:
         raise ArgumentError(
             f"Input {name!r} must hold strings, not {type(wrong).__name__}."

@@ -127,7 +127,9 @@ class Frontier:
                 start, nsmallest(_PARTS, more, key=attrgetter("error_per_gain"))
             )
         inside = [
-            one for one in candidates if merit(before) < merit(one) < merit(after)
+            candidate
+            for candidate in candidates
+            if merit(before) < merit(candidate) < merit(after)
         ]
         front = self._front(inside, self._admitted(self.unpriced))
         return [

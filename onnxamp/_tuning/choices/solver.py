@@ -203,7 +203,9 @@ class CandidateSolver:
         uses = [use for use in graph.uses[value] if use[0] not in members]
         readers = [ports.consumed[node][at] for node, at in uses]
         readers += [ports.returned.get(key, NONE) for key in graph.results[value]]
-        return any(one != NONE and not decision.is_low(one) for one in readers)
+        return any(
+            reader != NONE and not decision.is_low(reader) for reader in readers
+        )
 
     def _roots(self, node: int) -> set[Question]:
         """Return the variables that decide a node."""

@@ -73,7 +73,11 @@ def find_fusions(
         if any(times) or index in normalizing or not estimate.launches(node):
             continue
         producers = map(graph.producer, node.reads)
-        inside = [one.index for one in producers if one and one.index in place]
+        inside = [
+            producer.index
+            for producer in producers
+            if producer and producer.index in place
+        ]
         if inside:
             last = max(inside, key=place.__getitem__)
             place[index] = at
@@ -205,7 +209,7 @@ class SearchSpace:
         mine = {unit.key for unit in units}
         rest = sum(high * 1e6 for key, (high, _) in seconds.items() if key not in mine)
         scale = measured / (sum(unit.high + LAUNCH_US for unit in timed) or 1)
-        own = (one for one in fusions if mine.issuperset(one.keys))
+        own = (fusion for fusion in fusions if mine.issuperset(fusion.keys))
         apart = tuple(one._replace(time=one.time * scale) for one in own)
         scale = scale if price is None else price
         return self._changed(of, rest=rest, scale=scale, fusions=apart)
@@ -239,8 +243,8 @@ class SearchSpace:
     def parting(self) -> dict[tuple[int, int], int]:
         """Return the cost of fused nodes that differ in precision, in cost units of the cut."""
         return {
-            one.nodes: max(1, round(one.time / (UNIT_US * self.scale)))
-            for one in self.fusions
+            fusion.nodes: max(1, round(fusion.time / (UNIT_US * self.scale)))
+            for fusion in self.fusions
         }
 
 

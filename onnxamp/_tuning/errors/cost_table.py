@@ -96,7 +96,7 @@ def _shown_groups(
 ) -> npt.NDArray[np.bool_]:
     """Return the groups of outputs in which the low pass of any sample shows an error."""
     # In other branches, samples may have other outputs.
-    alike = [one.shown for one in samples if len(one.shown) == groups]
+    alike = [sample.shown for sample in samples if len(sample.shown) == groups]
     return np.asarray(np.any(alike, axis=0))
 
 

@@ -174,7 +174,9 @@ class ExpectedErrors:
         inputs = self._names(values)
         results = self._names(node.outputs[port] for port in unit.ports.outputs)
         largest = self._largest(results) or self._largest(unit.names)
-        read = self._largest(self._names(one for one in values if one not in stored))
+        read = self._largest(
+            self._names(value for value in values if value not in stored)
+        )
         end = f"{low.name} ends at {low.max_finite:.6g}"
         if largest * _HEADROOM > low.max_finite:
             return f"it reaches {largest:.4g}; {end}"
