@@ -180,10 +180,7 @@ def refuse_idle_options(given: Given, plan: Plan | None, options: Options) -> No
             "--accept judges the validation, but --no-validate skips it: drop one of the two."
         )
     level = given.level if plan is None else plan.level
-    is_free = plan is None
-    is_measured = options.compensates or (
-        is_free and (options.takes_samples or level == Level.AUTO)
-    )
+    is_measured = options.measures if plan is None else options.compensates
     if not (given.validate or given.expected_error or is_measured):
         _check_no_run()
     is_auto(level, given.tolerance, None, given.metric, validates=given.validate)

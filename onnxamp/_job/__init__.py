@@ -146,8 +146,8 @@ class Request:
     @property
     def needs_measurements(self) -> bool:
         """Whether the options ask for measurements on samples."""
-        if self.is_tuned or (self.plan is None and self.options.lacks_ranges):
-            return True
+        if self.plan is None:
+            return self.options.measures
         return self.options.compensates and self.is_rounded
 
 

@@ -271,6 +271,11 @@ class Options:
         return asked and self.level != Level.O0
 
     @property
+    def measures(self) -> bool:
+        """Whether the options leave anything to measurements on samples."""
+        return self.level == Level.AUTO or self.lacks_ranges or self.compensates
+
+    @property
     def takes_samples(self) -> bool:
         """Whether any option uses samples."""
         return bool(self.rescale) or self.data_max is not None or self.compensates

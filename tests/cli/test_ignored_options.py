@@ -22,7 +22,7 @@ ENCODER = ROOT / "models" / "encoder.onnx"
     *(("convert", "MODEL", "-o", "low.onnx", "--no-validate", *options) for options in (
         ("--samples", 3), ("--dim", "batch=3"), ("--seed", 1), ("--inputs", "nothing.npz"), ("--no-cure",),
         ("--prompts", "nothing.txt"), ("--cure-time", 3), ("--stress", 0), ("--provider", "cpu"),
-        ("--metric", "elements"), ("--tolerance", 0.1),
+        ("--metric", "elements"), ("--tolerance", 0.1), ("--level", "O0", "--rescale", "--samples", 2),
     )),
 ])  # fmt: skip
 def test_options_of_what_does_not_run(command: tuple[object, ...]) -> None:
