@@ -116,6 +116,7 @@ INVERSES = {
     "Sqrt": (1e-12, "r = Sqrt (d) z = Reciprocal (r)"),
     "Exp": (1e-6, "l = Log (d) n = Neg (l) z = Exp (n)"),
     "moved": (1e-6, "r = Reciprocal (d) n = Shape (h) z = Expand (r, n)"),
+    "cubed": (1e-4, "t = Sqrt (d) r = Reciprocal (t) p = Mul (r, r) z = Mul (r, p)"),
     "shifted": (1e-6, "r = Reciprocal (d) z = Add (r, one)"),
 }
 

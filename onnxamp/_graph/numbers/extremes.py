@@ -165,20 +165,24 @@ class _NumberWalk:
         self.followed.add((start.index, number))
         stack = [start] if is_new else []
         seen = {start.index}
+        known = dict[int, float]()
         while stack and len(seen) < _REACH:
             last = stack.pop()
             number = numbers[last.index]
             passed = passed_on(graph, last)
+            known.update(dict.fromkeys(passed.values, number))
             if self.is_lost(number):
                 yield from (
                     Extreme(graph.nodes[owner], start, number, value)
                     for owner, value in passed.owners
                 )
             for reader, _ in passed.readers(graph):
-                if reader.index in seen:
+                others = self.factors(reader, known)
+                if reader.index in seen and not others.keys() - passed.values:
                     continue
                 seen.add(reader.index)
-                result, is_read = self.result(reader, passed.values, number, guarded)
+                held = {**others, **dict.fromkeys(passed.values, number)}
+                result, is_read = self.result(reader, held, number, guarded)
                 is_lost = result is not None and self.is_lost(result)
                 if is_lost or (is_read and self.is_lost(number)):
                     yield Extreme(
@@ -205,10 +209,16 @@ class _NumberWalk:
             return size >= self.low.overflow
         return 0 < size < DIGITS * self.low.smallest_subnormal
 
+    def factors(self, reader: Node, known: Mapping[int, float]) -> dict[int, float]:
+        """Return the numbers of a product's operands that the walk has met, unless unknown ones have a stand-in."""
+        if reader.key != "Mul" or self.unknown_factor is not None:
+            return {}
+        return {value: known[value] for value in reader.inputs if value in known}
+
     def result(
         self,
         reader: Node,
-        held: Collection[int],
+        held: Mapping[int, float],
         number: float,
         guarded: frozenset[int],
     ) -> tuple[float | None, bool]:
@@ -230,7 +240,7 @@ class _NumberWalk:
     def elementwise(
         self,
         reader: Node,
-        held: Collection[int],
+        held: Mapping[int, float],
         number: float,
         guarded: frozenset[int],
     ) -> tuple[float | None, bool]:
@@ -243,10 +253,7 @@ class _NumberWalk:
             stand_in = 1.0
         if unknown and stand_in is None:
             return None, is_product or self.unknown_term is not None
-        given = {
-            **dict.fromkeys(unknown, stand_in or 0.0),
-            **dict.fromkeys(held, number),
-        }
+        given = {**dict.fromkeys(unknown, stand_in or 0.0), **held}
         return self.computed(reader, given), True
 
     def divides(self, reader: Node, held: Collection[int], number: float) -> bool:
