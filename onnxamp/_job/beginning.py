@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from onnxamp._base.optional import has_runtime
 from onnxamp._base.public import no_collections
@@ -35,12 +35,27 @@ def issue_early_warnings(request: Request) -> list[str]:
     return early
 
 
+class Begun(NamedTuple):
+    """A conversion before any measurement, and its measurements; None if it runs no model."""
+
+    job: Job
+    measures: "Measures | None"
+
+    def measured(self) -> Job:
+        """Return the conversion with the measurements that its options ask for.
+
+        Raises:
+            As :meth:`onnxamp._job.measuring.Measures.measured`.
+        """
+        return self.job if self.measures is None else self.measures.measured(self.job)
+
+
 @contextmanager
-def begun(request: Request) -> Iterator[tuple[Job, "Measures | None"]]:
+def begun(request: Request) -> Iterator[Begun]:
     """Draw samples, open the state, and start the worker processes that a request asks for.
 
     Yields:
-        The conversion before any measurement, and its measurements; None if it runs no model.
+        The conversion.
     """
     asked = request.run
     with declared_ops(request.options.custom_ops):
@@ -69,7 +84,7 @@ def begun(request: Request) -> Iterator[tuple[Job, "Measures | None"]]:
                 search=request.search,
                 explains=request.explains,
             )
-            yield job, measures
+            yield Begun(job, measures)
 
 
 def _measures(request: Request, run: Run) -> "Measures | None":

@@ -22,8 +22,8 @@ def convert_in_memory(request: Request) -> tuple[Converted, "Tuned | None"]:
         As :func:`onnxamp._job.pipeline.convert_to_file`, apart from writing.
     """
     early = issue_early_warnings(request)
-    with begun(request) as (asked, measures):
-        job = asked if measures is None else measures.measured(asked)
+    with begun(request) as beginning:
+        job = beginning.measured()
         converted = convert(job.model, job.options, job.plan, rounder=job.rounder)
     warnings = converted.analysis.pins.warnings
     if job.tuned is not None:
@@ -39,8 +39,8 @@ def plan_in_memory(request: Request) -> tuple[Plan, "Tuned | None"]:
         As :func:`convert_in_memory`.
     """
     early = issue_early_warnings(request)
-    with begun(request) as (asked, measures):
-        job = asked if measures is None else measures.measured(asked)
+    with begun(request) as beginning:
+        job = beginning.measured()
         if job.tuned is not None:
             request.warn(text for text in job.tuned.plan.warnings if text not in early)
             return job.tuned.plan, job.tuned

@@ -60,9 +60,10 @@ def convert_to_file(request: Request, sink: Sink) -> Outcome:
     """
     early = issue_early_warnings(request)
     compared = None
-    with begun(request) as (asked, measures):
-        kept = unfinished(asked, sink)
-        job = asked if measures is None else measures.measured(asked)
+    with begun(request) as beginning:
+        kept = unfinished(beginning.job, sink)
+        job = beginning.measured()
+        measures = beginning.measures
         validator = None
         if measures is not None:
             validator = measures.validator(sink, kept)
