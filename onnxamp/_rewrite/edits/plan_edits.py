@@ -91,13 +91,8 @@ def _inputs(
                 # An original Cast reads what the producer delivers.
                 is_made_low = decision.is_low(ports.produced[value])
                 is_low = value not in ports.raised_from and is_made_low
-            read: str | None
-            if is_alias:
-                read = low_source(
-                    problem, decision, names.of, names.aliases, value
-                ).name
-            else:
-                read = names.of[value].get(is_low)
+            source = low_source(problem, decision, names, value) if is_alias else None
+            read = source.name if source else names.of[value].get(is_low)
             if read is not None and read != values[value].name:
                 inputs[node.index, port] = read
     return inputs
@@ -113,7 +108,7 @@ def _results(
         for position, value in enumerate(scope.outputs):
             key = (scope.index, position)
             if value in names.aliases:
-                source = low_source(problem, decision, names.of, names.aliases, value)
+                source = low_source(problem, decision, names, value)
                 results[key] = source.name
             if key not in returned:
                 continue

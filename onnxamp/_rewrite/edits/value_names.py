@@ -8,11 +8,11 @@ makes the versions.
 Complexity: linear in ports.
 """
 
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from dataclasses import field
 from enum import Enum
 from typing import NamedTuple
 
+from onnxamp._base.records import record
 from onnxamp._decide.precision import Decision
 from onnxamp._decide.problem import Problem
 from onnxamp._decide.variables.ports import LOW, NONE
@@ -47,7 +47,8 @@ class Version(NamedTuple):
     how: How
 
 
-class Names(NamedTuple):
+@record
+class Names:
     """The names of all values.
 
     Attributes:
@@ -63,16 +64,16 @@ class Names(NamedTuple):
         needless: original Casts that go, because values have these names.
     """
 
-    of: Mapping[int, Mapping[bool, str]]
-    versions: Sequence[Version]
-    outputs: Mapping[tuple[int, int], str]
-    renamed: Mapping[int, str]
-    aliases: Mapping[int, int]
-    low_names: AbstractSet[int]
-    low_stores: AbstractSet[int]
-    low_casts: AbstractSet[int]
-    moved: Mapping[int, int]
-    needless: AbstractSet[int]
+    of: dict[int, dict[bool, str]] = field(default_factory=dict)
+    versions: list[Version] = field(default_factory=list)
+    outputs: dict[tuple[int, int], str] = field(default_factory=dict)
+    renamed: dict[int, str] = field(default_factory=dict)
+    aliases: dict[int, int] = field(default_factory=dict)
+    low_names: set[int] = field(default_factory=set)
+    low_stores: set[int] = field(default_factory=set)
+    low_casts: set[int] = field(default_factory=set)
+    moved: dict[int, int] = field(default_factory=dict)
+    needless: set[int] = field(default_factory=set)
 
 
 def find_names(problem: Problem, decision: Decision, new: NewNames) -> Names:
@@ -91,18 +92,7 @@ def find_names(problem: Problem, decision: Decision, new: NewNames) -> Names:
     for value, source in problem.ports.raised_from.items():
         namer.name_raised(value, source)
     namer.bypass_idle()
-    return Names(
-        of=namer.names,
-        versions=namer.versions,
-        outputs=namer.outputs,
-        renamed=namer.renamed,
-        aliases=namer.aliases,
-        low_names=namer.low_names,
-        low_stores=namer.low_stores,
-        low_casts=namer.low_casts,
-        moved=namer.moved,
-        needless=namer.needless,
-    )
+    return namer.found
 
 
 class LowSource(NamedTuple):
@@ -114,17 +104,13 @@ class LowSource(NamedTuple):
 
 
 def low_source(
-    problem: Problem,
-    decision: Decision,
-    names: Mapping[int, Mapping[bool, str]],
-    aliases: Mapping[int, int],
-    value: int,
+    problem: Problem, decision: Decision, names: Names, value: int
 ) -> LowSource:
     """Return the source of a value that is low in the original model, through Casts that are needless."""
     ports, values = problem.ports, problem.graph.values
-    while value in aliases:
-        source = aliases[value]
-        known = names.get(source, {})
+    while value in names.aliases:
+        source = names.aliases[value]
+        known = names.of.get(source, {})
         if True in known:
             is_low = decision.is_low(ports.produced[source])
             raised = known.get(False) if is_low else None
@@ -134,9 +120,10 @@ def low_source(
 
 
 class _Namer:
-    """Names the values of one graph; see :class:`Names` for what it gathers.
+    """Names the values of one graph.
 
     Attributes:
+        found: the names so far.
         shadowed: see :func:`shadowing`.
         hidden: the names of the graph's hidden values.
         low_of: variable -> whether it is low, as of ``Decision.of_ports``.
@@ -153,16 +140,7 @@ class _Namer:
         self.suffix = problem.options.low.suffix
         self.is_low = decision.is_low
         self.low_of = decision.of_ports()
-        self.names = dict[int, dict[bool, str]]()
-        self.versions = list[Version]()
-        self.outputs = dict[tuple[int, int], str]()
-        self.renamed = dict[int, str]()
-        self.aliases = dict[int, int]()
-        self.low_names = set[int]()
-        self.low_stores = set[int]()
-        self.low_casts = set[int]()
-        self.needless = set[int]()
-        self.moved = dict[int, int]()
+        self.found = Names()
         self.shadowed = self.graph.ask(shadowing)
         self.hidden = {self.graph.values[value].name for value in self.graph.hidden}
         self.down_casts = dict[int, list[Node]]()
@@ -226,7 +204,7 @@ class _Namer:
         # No Cast can follow a sequence or an optional.
         if self.graph.types[index] != FLOAT:
             own = self.own_name(value, is_low=is_low)
-            self.names[index] = {False: own, True: own}
+            self.found.of[index] = {False: own, True: own}
             if is_low:
                 self.make_low(index)
             return
@@ -244,14 +222,14 @@ class _Namer:
             self.make_low(index)
         needed.add(is_low)
         own = self.own_name(value, is_low=is_low)
-        self.names[index] = dict.fromkeys(needed, own)
+        self.found.of[index] = dict.fromkeys(needed, own)
         if len(needed) == 2:
             self.name_twice(value, own, is_low=is_low)
 
     def name_twice(self, value: Value, own: str, *, is_low: bool) -> None:
         """Name a value that is read in both precisions."""
         index = value.index
-        names = self.names[index]
+        names = self.found.of[index]
         public = self.public(index)
         if self.is_constant(index):
             replaces_cast = own != value.name and index not in self.shadowed
@@ -270,16 +248,16 @@ class _Namer:
     def second_version(self, value: Value, *, is_low: bool) -> None:
         """Add the precision that the producer does not deliver."""
         index = value.index
-        own, other = self.names[index][is_low], self.names[index][not is_low]
+        own, other = self.found.of[index][is_low], self.found.of[index][not is_low]
         is_renamed = own != value.name and self.public(index) is not None
         if is_renamed and value.is_stored:
-            self.renamed[index] = own
+            self.found.renamed[index] = own
         elif is_renamed:
             # The output of the Cast takes the public name.
-            self.outputs[value.producer, value.port] = own
-            self.low_names.discard(index)
+            self.found.outputs[value.producer, value.port] = own
+            self.found.low_names.discard(index)
             if not is_low:
-                self.low_names.add(index)
+                self.found.low_names.add(index)
         producer = self.graph.producer(index)
         source = own
         if value.producer in self.doubled:
@@ -288,25 +266,25 @@ class _Namer:
             how = How.CAST
             if index in self.ports.free and producer is not None:
                 source = producer.proto.input[0]
-        self.versions.append(Version(index, other, source, not is_low, how))
+        self.found.versions.append(Version(index, other, source, not is_low, how))
 
     def copy(self, value: Value, *, base_low: bool) -> None:
         """Store a constant twice. The copy that keeps the name is float32 unless the model returns it low."""
         index = value.index
         other = self.fresh(value.name, low=not base_low)
-        self.names[index][not base_low] = other
+        self.found.of[index][not base_low] = other
         version = Version(index, other, value.name, not base_low, How.COPY)
-        self.versions.append(version)
+        self.found.versions.append(version)
         if base_low:
             self.make_low(index)
         else:
-            self.low_names.discard(index)
-            self.low_stores.discard(index)
+            self.found.low_names.discard(index)
+            self.found.low_stores.discard(index)
 
     def make_low(self, value: int) -> None:
         """Note that a value is made in low precision, under its own name."""
-        self.low_names.add(value)
-        self.low_stores.add(value)
+        self.found.low_names.add(value)
+        self.found.low_stores.add(value)
 
     def own_name(self, value: Value, *, is_low: bool) -> str:
         """Return the value's name, or a new one if it shadows an outer value that would get another type.
@@ -321,9 +299,9 @@ class _Namer:
             return value.name
         name = self.fresh(value.name, low=is_low)
         if value.origin is Origin.NODE:
-            self.outputs[value.producer, value.port] = name
+            self.found.outputs[value.producer, value.port] = name
         # It is also declared there, or else the outer value would be.
-        self.renamed[value.index] = name
+        self.found.renamed[value.index] = name
         return name
 
     def public_name(self, value: Value) -> str:
@@ -334,8 +312,8 @@ class _Namer:
         for node in self.down_casts.get(value.index, ()):
             result = self.graph.values[node.outputs[0]]
             if node.scope == 0 and self.graph.results[result.index]:
-                self.needless.add(node.index)
-                self.outputs[value.producer, value.port] = result.name
+                self.found.needless.add(node.index)
+                self.found.outputs[value.producer, value.port] = result.name
                 return result.name
         return value.name
 
@@ -357,7 +335,7 @@ class _Namer:
         for node in self.down_casts.get(value.index, ()):
             if node.scope == value.scope and node.outputs[0] not in self.graph.hidden:
                 if node.index != value.producer + 1:
-                    self.moved[node.index] = value.producer
+                    self.found.moved[node.index] = value.producer
                 return self.graph.values[node.outputs[0]].name
         return None
 
@@ -376,22 +354,20 @@ class _Namer:
                 for home, _ in self.graph.results[result]
             )
             if not returned and (node.scope != scope or not nested):
-                self.needless.add(node.index)
-                self.aliases[result] = value
+                self.found.needless.add(node.index)
+                self.found.aliases[result] = value
 
     def name_raised(self, value: int, source: int) -> None:
         """Name a value that an original Cast raises from low precision: low-precision readers bypass the Cast."""
-        origin = low_source(
-            self.problem, self.decision, self.names, self.aliases, source
-        )
+        origin = low_source(self.problem, self.decision, self.found, source)
         own = self.graph.values[value]
         is_kept = self.graph.results[value] or origin.raised in self.hidden
         raised = None if is_kept else origin.raised
-        names = self.names[value] = {False: raised or own.name, True: origin.name}
+        names = self.found.of[value] = {False: raised or own.name, True: origin.name}
         if not (self.public(value) or self.leaves_body(value, origin.scope)):
             return
-        self.low_casts.add(value)
-        self.low_names.add(value)
+        self.found.low_casts.add(value)
+        self.found.low_names.add(value)
         names[True] = own.name
         if False not in self.needs(value):
             return
@@ -400,7 +376,7 @@ class _Namer:
             return
         names[False] = self.fresh(own.name, low=False)
         version = Version(value, names[False], origin.name, False, How.CAST)
-        self.versions.append(version)
+        self.found.versions.append(version)
 
     def bypass_idle(self) -> None:
         """Let readers of a Cast from float32 to float32 read its input, if both become low precision and the model does
@@ -414,10 +390,10 @@ class _Namer:
             if len(sides) < 2 or not all(map(self.is_low, sides.values())):
                 continue
             source, result = node.inputs[0], node.outputs[0]
-            low = self.names[source].get(True)
-            names = self.names[result]
+            low = self.found.of[source].get(True)
+            names = self.found.of[result]
             if self.graph.results[result] or False in names:
                 continue
             if low is not None and source not in self.graph.hidden:
-                self.needless.add(node.index)
+                self.found.needless.add(node.index)
                 names[True] = low
