@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from numbers import Integral
 
-from onnxamp._base.errors import ArgumentError, ArgumentTypeError
+from onnxamp._base.errors import ArgumentError
 from onnxamp._base.executor import Workers
 from onnxamp._base.extensions import extensions
+from onnxamp._base.numbers import WHOLE, checked_number
 from onnxamp._base.processes import Processes
 from onnxamp._base.records import record
 from onnxamp._base.threads import core_count
@@ -29,12 +29,9 @@ class Place:
     cluster: str | None = None
 
     def __post_init__(self) -> None:
-        if self.jobs is not None and not isinstance(self.jobs, Integral):
-            raise ArgumentTypeError(
-                f"jobs must be a whole number, not {self.jobs!r:.80}."
-            )
-        if self.jobs is not None and self.jobs < 1:
-            raise ArgumentError(f"jobs must be at least 1, but is {self.jobs}.")
+        if self.jobs is not None:
+            what = "a whole number of at least 1"
+            checked_number("jobs", self.jobs, what, lambda n: n >= 1, WHOLE)
         if self.cluster is not None and not self.cluster:
             raise ArgumentError(
                 "The cluster has no address: write 'local', or that of a Ray cluster."

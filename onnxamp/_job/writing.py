@@ -12,6 +12,7 @@ from onnx import ModelProto
 from onnx.serialization import registry
 
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError
+from onnxamp._base.numbers import WHOLE, checked_number
 from onnxamp._base.paths import is_remote
 from onnxamp._base.public import Shown, no_collections
 from onnxamp._base.records import record
@@ -39,7 +40,6 @@ from onnxamp._model.saving import Saved, completely, copying, saving
 from onnxamp._model.staging import unwritable
 from onnxamp._model.weights import ConversionCounts
 from onnxamp._options.options import Options
-from onnxamp._options.values import WHOLE, checked_number
 from onnxamp._runtime.sessions.versions import versions
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from inspect import Parameter, Signature
 from typing import Any, Final, NoReturn, TypeVar, cast
 
 from onnxamp._base.errors import ArgumentTypeError, MissingNameError, suggestion
+from onnxamp._base.numbers import NUMBERS
 from onnxamp._base.records import record
 from onnxamp._facts.tables import read_table
-from onnxamp._options.values import NUMBERS
 
 T = TypeVar("T", bound=Callable[..., Any])
 

@@ -1,7 +1,7 @@
 """Values of options: levels, exponents, and checks of what is given."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from enum import StrEnum
 from math import inf
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from onnx.defs import onnx_opset_version
 
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError, nearest, suggestion
+from onnxamp._base.numbers import checked_number
 from onnxamp._facts.dtypes import Range
 
 LevelName = Literal["O0", "O1", "O2", "O3", "auto"]
@@ -213,37 +214,6 @@ def checked_word(what: str, given: object, words: Sequence[str]) -> str:
     if given not in words:
         raise ArgumentError(f"Unknown {what} {given!r}: {meant(given, words)}")
     return given
-
-
-NUMBERS: Final = (int, float, np.integer, np.floating)
-WHOLE: Final = (int, np.integer)
-"""Types of numbers, and of whole numbers. Bools do not count."""
-
-_MOST_BITS: Final = 1023
-"""Bits up to which no integer overflows float64."""
-
-
-def checked_number(
-    name: str,
-    value: Any,
-    what: str,
-    holds: Callable[[Any], bool],
-    kinds: tuple[type, ...] = NUMBERS,
-) -> Any:
-    """Return a number that has one of the types and meets the condition.
-
-    Raises:
-        ArgumentTypeError: it has another type. ArgumentError: it does not meet the condition.
-    """
-    said = f"{name} must be {what}, not {value!r}."
-    # In Python, a bool is an int.
-    if isinstance(value, bool) or not isinstance(value, kinds):
-        raise ArgumentTypeError(said)
-    # Python's integers may be larger than any float.
-    is_huge = isinstance(value, int) and value.bit_length() > _MOST_BITS
-    if is_huge or not holds(value):
-        raise ArgumentError(said)
-    return value
 
 
 def checked_array(name: str, given: Any) -> NDArray[Any]:

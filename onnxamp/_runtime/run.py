@@ -3,10 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 from functools import partial
-from numbers import Integral
 from typing import TYPE_CHECKING, TypeAlias
 
-from onnxamp._base.errors import ArgumentTypeError
+from onnxamp._base.numbers import WHOLE, checked_number
 from onnxamp._base.place import Place
 from onnxamp._base.records import record
 from onnxamp._runtime import BUDGET
@@ -105,7 +104,5 @@ class RunOptions:
     budget: int = BUDGET
 
     def __post_init__(self) -> None:
-        if not isinstance(self.budget, Integral):
-            raise ArgumentTypeError(
-                f"budget must be a whole number of bytes, not {self.budget!r:.80}."
-            )
+        what = "a whole number of bytes"
+        checked_number("budget", self.budget, what, lambda _: True, WHOLE)

@@ -21,11 +21,11 @@ from onnxamp._base.errors import (
     MissingPackageError,
 )
 from onnxamp._base.extensions import extensions
+from onnxamp._base.numbers import WHOLE, checked_number
 from onnxamp._base.optional import require
 from onnxamp._base.paths import as_path, cannot_read
 from onnxamp._graph.graph import graph_of
 from onnxamp._model.model import Model, ModelSource, weight_bytes
-from onnxamp._options.values import WHOLE, checked_number
 from onnxamp._runtime.engines import Outputs, SampleCache, Session, on_cpu
 from onnxamp._runtime.inputs.random_inputs import InputMaker, input_maker
 from onnxamp._runtime.inputs.roles import Role

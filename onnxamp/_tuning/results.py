@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from onnx import ModelProto
 
 from onnxamp._base.errors import ArgumentError, suggestion
+from onnxamp._base.numbers import WHOLE, checked_number
 from onnxamp._base.public import Shown
 from onnxamp._base.records import record
 from onnxamp._convert.plan import Plan
 from onnxamp._facts.devices import device_called
 from onnxamp._facts.targets import AUTO
-from onnxamp._options.values import WHOLE, check_tolerance, checked_number
+from onnxamp._options.values import check_tolerance
 from onnxamp._runtime import STRESS
 
 if TYPE_CHECKING:

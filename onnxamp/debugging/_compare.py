@@ -8,6 +8,7 @@ from os import PathLike
 from typing import Final
 
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError, RuntimeFailure
+from onnxamp._base.numbers import checked_number
 from onnxamp._facts.dtypes import FORMATS
 from onnxamp._model.model import ModelSource
 from onnxamp._model.weights import SENTINEL
@@ -16,7 +17,6 @@ from onnxamp._numerics.differences.metrics import LOWNESS, TOLERANCES
 from onnxamp._numerics.limits import Limits
 from onnxamp._numerics.results import DiffReport, FirstBad, LayerDiff
 from onnxamp._options.doors import door
-from onnxamp._options.values import checked_number
 from onnxamp._runtime.engines import Progress
 from onnxamp._runtime.inputs.samples import SamplesLike
 from onnxamp._runtime.sessions.session import Provider

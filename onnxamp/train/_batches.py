@@ -12,8 +12,9 @@ from onnxamp._base.errors import (
     ArgumentError,
     ArgumentTypeError,
 )
+from onnxamp._base.numbers import WHOLE, checked_number
 from onnxamp._options.doors import door
-from onnxamp._options.values import WHOLE, checked_array, checked_number
+from onnxamp._options.values import checked_array
 from onnxamp._runtime.sessions.values import check_shape
 from onnxamp.train._forward import Mask
 

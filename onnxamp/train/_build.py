@@ -9,6 +9,7 @@ from onnx import ModelProto
 
 from onnxamp._amp import CastWatch, active_cast, literal_options
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError, RuntimeFailure
+from onnxamp._base.numbers import WHOLE, checked_number
 from onnxamp._base.words import enumerated
 from onnxamp._facts.dtypes import DtypeLike, dtype_name
 from onnxamp._facts.providers import is_plugin
@@ -16,7 +17,7 @@ from onnxamp._job.api import convert_as
 from onnxamp._model.model import Model
 from onnxamp._options.doors import door
 from onnxamp._options.options import Options
-from onnxamp._options.values import WHOLE, Level, checked_number
+from onnxamp._options.values import Level
 from onnxamp._rewrite.passes.inline import inline
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import engine_on

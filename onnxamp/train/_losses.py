@@ -17,6 +17,7 @@ from onnxamp._base.errors import (
     ModelError,
     suggestion,
 )
+from onnxamp._base.numbers import WHOLE, checked_number
 from onnxamp._base.words import count
 from onnxamp._gradients.writer import Tensor, Writer
 from onnxamp._graph.editor import GraphEditor
@@ -24,13 +25,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims
 from onnxamp._model.protos import small_model
 from onnxamp._options.doors import door
-from onnxamp._options.values import (
-    WHOLE,
-    checked_array,
-    checked_flag,
-    checked_number,
-    checked_word,
-)
+from onnxamp._options.values import checked_array, checked_flag, checked_word
 from onnxamp._runtime.sessions.session import make_session, run
 from onnxamp.train._batches import LabelClasses, typed_feeds
 

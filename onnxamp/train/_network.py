@@ -17,13 +17,14 @@ from onnxamp._base.errors import (
     MissingModelError,
     ModelError,
 )
+from onnxamp._base.numbers import WHOLE, checked_number
 from onnxamp._base.optional import require
 from onnxamp._base.paths import as_path, reason_of
 from onnxamp._job.api import convert_as
 from onnxamp._model.staging import write_file
 from onnxamp._options.doors import door
 from onnxamp._options.options import Options
-from onnxamp._options.values import WHOLE, checked_array, checked_flag, checked_number
+from onnxamp._options.values import checked_array, checked_flag
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.inputs.samples import SamplesLike, SampleSource, as_samples
 from onnxamp._runtime.sessions.values import from_value, to_value

@@ -22,15 +22,10 @@ from typing import (
 from onnx import TensorProto
 
 from onnxamp._base.errors import ArgumentTypeError
+from onnxamp._base.numbers import WHOLE, checked_number
 from onnxamp._gradients.writer import Tensor
 from onnxamp._options.doors import door
-from onnxamp._options.values import (
-    WHOLE,
-    checked_flag,
-    checked_number,
-    checked_texts,
-    compiled,
-)
+from onnxamp._options.values import checked_flag, checked_texts, compiled
 
 Schedule: TypeAlias = Callable[[int], float]
 """A function that maps the number of a step, counted from 0, to its learning rate."""

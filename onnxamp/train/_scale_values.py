@@ -3,7 +3,7 @@
 from math import inf
 from typing import Final
 
-from onnxamp._options.values import WHOLE, checked_number
+from onnxamp._base.numbers import WHOLE, checked_number
 from onnxamp.train._step import LARGEST
 
 _MOST: Final = 2**62

@@ -223,9 +223,12 @@ def test_what_is_said_of_a_worker_of_a_cluster() -> None:
     assert Crash(None, "10.0.0.1").was_ended
 
 
-@pytest.mark.parametrize("wrong", [{"jobs": 0}, {"cluster": ""}])
-def test_a_place_that_is_none(wrong: dict[str, Any]) -> None:
-    with pytest.raises(onnxamp.ArgumentError):
+@pytest.mark.parametrize(("wrong", "error"), [
+    ({"jobs": 0}, onnxamp.ArgumentError), ({"cluster": ""}, onnxamp.ArgumentError),
+    ({"jobs": 1.5}, onnxamp.ArgumentTypeError), ({"jobs": True}, onnxamp.ArgumentTypeError),
+])  # fmt: skip
+def test_a_place_that_is_none(wrong: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
         Place(**wrong)
 
 
