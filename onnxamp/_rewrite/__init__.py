@@ -109,6 +109,8 @@ class Site:
     graph: Graph
     node: Node
     editor: GraphEditor
+    opset: int = 0
+    """The opset that the node is upgraded to, if it is."""
     values: Mapping[str, int] = field(init=False)
 
     def __post_init__(self) -> None:

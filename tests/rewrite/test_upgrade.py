@@ -116,6 +116,16 @@ def test_a_node_that_stays_as_it_is_is_not_touched() -> None:
     assert result.graph == model.graph
 
 
+@pytest.mark.parametrize("op", ["Hardmax", "LogSoftmax", "Softmax"])
+@pytest.mark.parametrize(("axis", "shape"), [(0, (0, 3, 4)), (1, (2, 3, 0)), (0, (0, 0, 3))])
+def test_exponentials_of_empty_tensors_stay_empty(op: str, axis: int, shape: tuple[int, ...]) -> None:
+    text = f"(float[A,B,C] x) => (float[A,B,C] y) {{ y = {op} <axis = {axis}> (x) }}"
+    result = onnxamp.convert_model(parse(text, opset=11, ir=7), "O0", opset=17)
+    session = onnxruntime.InferenceSession(result.SerializeToString(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"x": np.zeros(shape, np.float32)})
+    assert found.shape == shape
+
+
 DATA = Path(onnx.backend.test.__file__).parent / "data"
 OF_PYTORCH = sorted(
     path.parent for kind in ("operator", "converted") for path in DATA.glob(f"pytorch-{kind}/*/model.onnx")

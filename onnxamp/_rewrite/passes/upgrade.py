@@ -219,7 +219,7 @@ def _attempt(
         for node in alike:
             if node.signature is None:
                 continue
-            done = upgraded_nodes(Site(graph, node, editor), current, opset)
+            done = upgraded_nodes(Site(graph, node, editor, opset), current, opset)
             if isinstance(done, Obstacle):
                 obstacles.append(done)
             else:

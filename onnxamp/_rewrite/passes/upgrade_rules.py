@@ -20,6 +20,9 @@ from onnxamp._rewrite import Site, StuckError, take_attribute
 
 Rule = Callable[[NodeProto, Site], list[NodeProto]]
 
+_ALLOWS_ZERO: Final = 14
+"""First opset at which a Reshape may take 0 for a size."""
+
 
 def _type_number(proto: NodeProto, _: Site) -> list[NodeProto]:
     """Replace the name of a type by its number, which Cast-6 has."""
@@ -165,6 +168,10 @@ def _coerced(proto: NodeProto, site: Site) -> list[NodeProto]:
     restore = helper.make_node(
         "Reshape", [done, shape_name], [result], site.fresh("Reshape")
     )
+    # Otherwise, 0 copies a size of the flat tensor, which has another one there.
+    is_perhaps_empty = shape is None or not all(shape)
+    if is_perhaps_empty and site.opset >= _ALLOWS_ZERO:
+        set_attribute(restore, "allowzero", 1)
     proto.input[0], proto.output[0] = flat, done
     set_attribute(proto, "axis", -1)
     return [flatten, measure, proto, restore]
