@@ -208,6 +208,17 @@ def test_masks_keep_some_all_and_none_of_a_row() -> None:
     assert [extra["what"] for extra in extras] == told[-1:]
 
 
+def test_masks_on_which_the_original_does_not_run_are_named() -> None:
+    """Lengths are indices here, as those of GroupQueryAttention: that of padding alone is out of range."""
+    rows = """n = ReduceSum (attention_mask, middle) last = Sub (n, nine) r = Gather (seen, last)
+        y = Add (s, r) z = Add (y, c)"""
+    more = "float[8] seen = {0, 0, 0, 0, 0, 0, 0, 0}, int64 nine = {9}, int64[1] middle"
+    text = MASKED.replace("z = Add (s, c)", rows).replace("int64[1] middle", more)
+    found = converted(model_of(text))["validation"]
+    [clause] = found["not_run"]
+    assert clause.startswith("none of each row kept by 'attention_mask' (the values at hand do not suit it: ")
+
+
 def test_sequences_of_padding_alone_are_only_asked_for_nan() -> None:
     """Beside float32's lowest number, scores leave no trace: float32 averages all tokens, and float16 weighs some."""
     text = MASKED.replace("k = {0.2}", "k = {3}").replace("-10000", "-3.4e38")

@@ -95,7 +95,9 @@ def _drawn(
     yield from other_trips(reference, feeds)
 
 
-def _masks(samples: Samples, draw: Draw, reference: Session) -> Iterator[Excursion]:
+def _masks(
+    samples: Samples, draw: Draw, reference: Session
+) -> Iterator[Excursion | NotRun]:
     """Yield comparisons on masks that keep all elements of a row, or none, where no sample of a draw has such rows."""
     maker = draw.maker()
     feeds = samples[0]
@@ -113,12 +115,9 @@ def _masks(samples: Samples, draw: Draw, reference: Session) -> Iterator[Excursi
             is_padding = all(
                 maker.tells_padding(name, mask.shape) for name, mask in changed.items()
             )
-            yield Excursion(
-                what,
-                inputs,
-                reference.alone(),
-                is_empty=is_padding and not keeps,
-            )
+            is_empty = is_padding and not keeps
+            session = reference.alone()
+            yield _tried(Excursion(what, inputs, session, is_empty=is_empty))
 
 
 def _at_hand(samples: Samples) -> Samples:
@@ -199,15 +198,20 @@ class _BranchRuns:
         if self.runs == _RUNS:
             return NotRun(what, f"it takes more than {_RUNS} runs")
         self.runs += 1
-        session = self._session(chosen)
-        try:
-            for number, sample in enumerate(self.samples):
-                feeds = check_inputs(session.model.proto, sample)
-                session.run_sample(number, feeds)
-        except (OnnxAmpError, MemoryError) as error:
-            why = f"the values at hand do not suit it: {in_short(error)}"
-            return NotRun(what, why)
-        return Excursion(what, self.samples, session)
+        return _tried(Excursion(what, self.samples, self._session(chosen)))
+
+
+def _tried(excursion: Excursion) -> Excursion | NotRun:
+    """Return the comparison if the reference runs there, or why it does not."""
+    session = excursion.reference
+    try:
+        for number, sample in enumerate(excursion.samples):
+            feeds = check_inputs(session.model.proto, sample)
+            session.run_sample(number, feeds)
+    except (OnnxAmpError, MemoryError) as error:
+        why = f"the values at hand do not suit it: {in_short(error)}"
+        return NotRun(excursion.what, why)
+    return excursion
 
 
 def _named(chosen: Sequence[_Side]) -> str:
