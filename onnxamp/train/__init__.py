@@ -7,12 +7,12 @@ from onnxamp.train._build import build_train_network
 from onnxamp.train._flushed import FlushedGradient
 from onnxamp.train._grad_scaler import AmpScaler, GradScaler
 from onnxamp.train._levels import Decorated, decorate
+from onnxamp.train._loss import Loss
 from onnxamp.train._losses import (
     BCELoss,
     BCEWithLogitsLoss,
     CrossEntropyLoss,
     L1Loss,
-    Loss,
     MSELoss,
     NLLLoss,
     SoftmaxCrossEntropyWithLogits,

@@ -33,7 +33,8 @@ from onnxamp.train._levels import (
     excluder,
     make_precision,
 )
-from onnxamp.train._losses import Loss, LossFunction, find_loss
+from onnxamp.train._loss import Loss, LossFunction
+from onnxamp.train._losses import find_loss
 from onnxamp.train._network import TrainNetwork
 from onnxamp.train._optimizers import Optimizer
 from onnxamp.train._scaling import (

@@ -38,7 +38,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims
 from onnxamp.train._batches import LabelClasses
 from onnxamp.train._forward import Mask, TrainingModel
-from onnxamp.train._losses import Loss
+from onnxamp.train._loss import Loss
 from onnxamp.train._optimizers import Move, Optimizer
 from onnxamp.train._weights import as_inputs, find_weights
 
