@@ -82,3 +82,28 @@ def test_a_returned_number(keep_io_types: bool) -> None:
 def test_level_o0_changes_nothing() -> None:
     model = model_of(POWER)
     assert onnxamp.convert_model(model, "O0") == model
+
+
+@pytest.mark.parametrize("node", [True, False])
+@pytest.mark.parametrize("largest", [3.0, 1e6])
+def test_stored_doubles_are_weights(node: bool, largest: float) -> None:
+    """Casts of them cost nothing, and numbers that low precision cannot hold keep their readers in float32."""
+    numbers = np.linspace(-1, 1, 64 * 64).reshape(64, 64)
+    numbers[3, 4] = largest
+    weight = numpy_helper.from_array(numbers, "d")
+    held = "d = Constant () " if node else ""
+    model = parse(f"(float[2,64] x) => (float[2,64] y) {{ {held} w = Cast <to = 1> (d) y = MatMul (x, w) }}")
+    if node:
+        model.graph.node[0].attribute.add(name="value", type=onnx.AttributeProto.TENSOR).t.CopyFrom(weight)
+    else:
+        model.graph.initializer.append(weight)
+    result = onnxamp.convert_model(model)
+    feeds = {"x": np.ones((2, 64), np.float32)}
+    (mine,) = session(result).run(None, feeds)
+    (theirs,) = session(model).run(None, feeds)
+    assert np.allclose(mine, theirs, rtol=1e-2, atol=1e-2)
+    product = next(one for one in nodes_of(result) if one.op_type == "MatMul")
+    stored = {one.output[0]: one.attribute[0].t.data_type for one in nodes_of(result) if one.op_type == "Constant"}
+    is_low = stored.get(product.input[1]) == onnx.TensorProto.FLOAT16
+    assert is_low == (largest < 65504)
+    assert onnxamp.convert_model(result) == result
