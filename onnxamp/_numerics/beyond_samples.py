@@ -124,7 +124,7 @@ class BeyondSamples:
             rooms=stressed.rooms,
         )
         if stressed.why:
-            left = NotRun("inputs made to be hard", stressed.why)
+            left = NotRun("inputs made to overflow", stressed.why)
             report = replace(report, not_run=(*report.not_run, left.clause))
         if stressed.samples is not None:
             what = stressed.samples.description
