@@ -40,6 +40,9 @@ OTHER: Final = 8
 _TRIED: Final = (16, 32, 64, 1, 224, 1024)
 """Sizes that networks need if 8 is too small, not divisible, or too many tokens at once; the last is for sound."""
 
+_JOINED: Final = OTHER + BATCH
+"""A usual cache with one new token, whose dimension leads a mask and so counts as a batch."""
+
 _DOUBLINGS: Final = 8
 """How often a size is doubled at most: from 8 to 2,048."""
 
@@ -196,8 +199,8 @@ class Sizes(NamedTuple):
         return [dict.fromkeys(pasts, 0), dict.fromkeys(new, 1)]
 
     def others(self, given: Collection[str]) -> Iterator[dict[str, int]]:
-        """Yield sizes to try if the usual ones do not run: for all names except batches together, for each alone, and
-        finally for both sides of images.
+        """Yield sizes to try if the usual ones do not run: for all names except batches together, for each alone, for
+        both sides of images, and finally for each alone the length of a cache with one new token.
 
         Those in ``given`` stay. A dimension without a name may also be a batch: finally, each is tried with all others
         at 1.
@@ -216,6 +219,8 @@ class Sizes(NamedTuple):
         sides = [name for name in free if _IMAGE.search(name)]
         if sides:
             yield from (dict.fromkeys(sides, size) for size in _SIDES)
+        if len(free) > 1:
+            yield from ({name: _JOINED} for name in free)
 
 
 def _counted(entries: Sequence[ValueInfoProto]) -> dict[str, int]:

@@ -214,3 +214,14 @@ def test_sizes_are_tried_that_a_one_sided_spectrum_suits(written):
     if written:
         model.graph.node[0].attribute.append(helper.make_attribute("onesided", 1))
     assert onnxamp.diff_models(model, model, provider="cpu").skipped is None
+
+
+def test_a_mask_without_a_batch_is_as_long_as_a_cache_and_its_new_token():
+    """The new tokens lead the mask, so that they count as a batch."""
+    model = parse("""(float[B,2,S,8] q, bool[S,T] mask, float[B,2,P,8] past)
+        => (float[B,2,S,8] y, float[B,2,T,8] k, float[B,2,T,8] v) {
+        y, k, v = Attention (q, q, q, mask, past, past) }""")
+    model.opset_import[0].version = 23
+    report = onnxamp.diff_models(model, model, provider="cpu")
+    assert report.passed
+    assert report.inputs == "random inputs (seed 0, T=9)"
