@@ -25,7 +25,7 @@ from onnxamp._runtime.piecewise.joined import joined_parts
 from onnxamp._runtime.piecewise.memory import LOADING, free_bytes
 from onnxamp._runtime.piecewise.parts import peak_of
 from onnxamp._runtime.piecewise.pieces import Executor, run_together
-from onnxamp._runtime.seeds import with_seeds
+from onnxamp._runtime.seeds import draws_numbers, with_seeds
 from onnxamp._runtime.sessions.plugins import device_name, engine_called
 from onnxamp._runtime.sessions.session import (
     Provider,
@@ -293,12 +293,14 @@ class Session:
         return is_plain and all(feed is not None for feed in feeds.values())
 
     def alone(self) -> "Session":
-        """Return the same model with outputs of its own; both share their preparation."""
-        return replace(self, outputs=SampleCache(), _prepared=None)
+        """Return the same model with outputs of its own; both share their preparation unless it draws numbers."""
+        session = replace(self, outputs=SampleCache(), _prepared=None)
+        session.restart()
+        return session
 
     def anew(self, forced: Mapping[str, bool]) -> "Session":
         """Return the same model, prepared for samples of other sizes or for other branches."""
-        return replace(
+        session = replace(
             self,
             outputs=SampleCache(),
             forced=forced,
@@ -306,6 +308,14 @@ class Session:
             _prepared=None,
             _loaded=None,
         )
+        session.restart()
+        return session
+
+    def restart(self) -> None:
+        """Forget outputs and sessions if the model draws numbers, so that the next run draws those of a first run."""
+        if self.model.ask(draws_numbers):
+            self.outputs = SampleCache()
+            self._executor = self._prepared = self._loaded = self._given = None
 
     def run(
         self,

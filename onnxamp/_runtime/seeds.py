@@ -26,6 +26,11 @@ def with_seeds(model: Model) -> Model:
     return Model(proto, model.folder, repairs=model.repairs)
 
 
+def draws_numbers(model: Model) -> bool:
+    """Return whether a model has random ops, whose numbers go on from one run of a session to the next."""
+    return any(True for _ in _random(model.proto))
+
+
 def _random(model: ModelProto) -> Iterator[NodeProto]:
     """Return the random ops of a model and its functions."""
     random = op_facts().random

@@ -39,6 +39,7 @@ def converted(one: ModelProto, folder: Path, level: str = "O2", **options: objec
         ("r = Acosh (x)", "above 1"),
         ("k = Sub (one, x) o = Div (x, k) r = Log (o)", "between 0 and 1"),
         ("k = Neg (x) r = Log (k)", "negative"),
+        ("k = Log (x) n = RandomNormalLike (x) r = Add (k, n)", "positive"),
         ("f = Floor (x) k = Mul (f, f) o = Sub (k, k) d = Div (o, f) r = Add (d, x)", "above 1"),
     ],
 )
@@ -48,6 +49,14 @@ def test_inputs_outside_of_a_domain_are_drawn_again(body: str, domain: str, tmp_
     assert not found.skipped
     assert found.inputs == f"random inputs (seed 0, {domain})"
     assert all(diff.reference_nan == 0 for diff in found.outputs)
+
+
+def test_runs_that_fail_for_other_sizes_draw_no_numbers_of_the_model(tmp_path: Path) -> None:
+    body = """n = RandomNormalLike (x) a = Add (x, n) s = Constant <value_ints = [-1, 16]> () p = Reshape (z, s)
+        k = ReduceMean <keepdims = 0> (p) r = Add (a, k)"""
+    found = converted(model(body, "float[N,8] x, float[N,length] z"), tmp_path)
+    assert found.passed
+    assert found.inputs.startswith("random inputs (seed 0, length=")
 
 
 def test_only_inputs_that_need_a_domain_get_one(tmp_path: Path) -> None:
