@@ -37,10 +37,10 @@ def suited(draw: Draw, reference: Session) -> Draw:
     try:
         run(draw)
     except RuntimeFailure as error:
-        found = other_sizes(draw, run) if error.loaded else draw
+        suiting = other_sizes(draw, run) if error.loaded else draw
         # The failed runs may have drawn random numbers, which no run of a result does.
         reference.restart()
-        return found
+        return suiting
     except (ArgumentError, MemoryError):  # reading the sample reports this
         pass
     return draw
