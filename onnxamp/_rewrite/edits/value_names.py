@@ -92,7 +92,7 @@ def find_names(problem: Problem, decision: Decision, new: NewNames) -> Names:
     for value, source in problem.ports.raised_from.items():
         namer.name_raised(value, source)
     namer.bypass_idle()
-    return namer.found
+    return namer.names
 
 
 class LowSource(NamedTuple):
@@ -123,7 +123,7 @@ class _Namer:
     """Names the values of one graph.
 
     Attributes:
-        found: the names so far.
+        names: the names so far.
         shadowed: see :func:`shadowing`.
         hidden: the names of the graph's hidden values.
         low_of: variable -> whether it is low, as of ``Decision.of_ports``.
@@ -140,7 +140,7 @@ class _Namer:
         self.suffix = problem.options.low.suffix
         self.is_low = decision.is_low
         self.low_of = decision.of_ports()
-        self.found = Names()
+        self.names = Names()
         self.shadowed = self.graph.ask(shadowing)
         self.hidden = {self.graph.values[value].name for value in self.graph.hidden}
         self.down_casts = dict[int, list[Node]]()
@@ -204,7 +204,7 @@ class _Namer:
         # No Cast can follow a sequence or an optional.
         if self.graph.types[index] != FLOAT:
             own = self.own_name(value, is_low=is_low)
-            self.found.of[index] = {False: own, True: own}
+            self.names.of[index] = {False: own, True: own}
             if is_low:
                 self.make_low(index)
             return
@@ -222,14 +222,14 @@ class _Namer:
             self.make_low(index)
         needed.add(is_low)
         own = self.own_name(value, is_low=is_low)
-        self.found.of[index] = dict.fromkeys(needed, own)
+        self.names.of[index] = dict.fromkeys(needed, own)
         if len(needed) == 2:
             self.name_twice(value, own, is_low=is_low)
 
     def name_twice(self, value: Value, own: str, *, is_low: bool) -> None:
         """Name a value that is read in both precisions."""
         index = value.index
-        names = self.found.of[index]
+        names = self.names.of[index]
         public = self.public(index)
         if self.is_constant(index):
             replaces_cast = own != value.name and index not in self.shadowed
@@ -248,16 +248,16 @@ class _Namer:
     def second_version(self, value: Value, *, is_low: bool) -> None:
         """Add the precision that the producer does not deliver."""
         index = value.index
-        own, other = self.found.of[index][is_low], self.found.of[index][not is_low]
+        own, other = self.names.of[index][is_low], self.names.of[index][not is_low]
         is_renamed = own != value.name and self.public(index) is not None
         if is_renamed and value.is_stored:
-            self.found.renamed[index] = own
+            self.names.renamed[index] = own
         elif is_renamed:
             # The output of the Cast takes the public name.
-            self.found.outputs[value.producer, value.port] = own
-            self.found.low_names.discard(index)
+            self.names.outputs[value.producer, value.port] = own
+            self.names.low_names.discard(index)
             if not is_low:
-                self.found.low_names.add(index)
+                self.names.low_names.add(index)
         producer = self.graph.producer(index)
         source = own
         if value.producer in self.doubled:
@@ -266,25 +266,25 @@ class _Namer:
             how = How.CAST
             if index in self.ports.free and producer is not None:
                 source = producer.proto.input[0]
-        self.found.versions.append(Version(index, other, source, not is_low, how))
+        self.names.versions.append(Version(index, other, source, not is_low, how))
 
     def copy(self, value: Value, *, base_low: bool) -> None:
         """Store a constant twice. The copy that keeps the name is float32 unless the model returns it low."""
         index = value.index
         other = self.fresh(value.name, low=not base_low)
-        self.found.of[index][not base_low] = other
+        self.names.of[index][not base_low] = other
         version = Version(index, other, value.name, not base_low, How.COPY)
-        self.found.versions.append(version)
+        self.names.versions.append(version)
         if base_low:
             self.make_low(index)
         else:
-            self.found.low_names.discard(index)
-            self.found.low_stores.discard(index)
+            self.names.low_names.discard(index)
+            self.names.low_stores.discard(index)
 
     def make_low(self, value: int) -> None:
         """Note that a value is made in low precision, under its own name."""
-        self.found.low_names.add(value)
-        self.found.low_stores.add(value)
+        self.names.low_names.add(value)
+        self.names.low_stores.add(value)
 
     def own_name(self, value: Value, *, is_low: bool) -> str:
         """Return the value's name, or a new one if it shadows an outer value that would get another type.
@@ -299,9 +299,9 @@ class _Namer:
             return value.name
         name = self.fresh(value.name, low=is_low)
         if value.origin is Origin.NODE:
-            self.found.outputs[value.producer, value.port] = name
+            self.names.outputs[value.producer, value.port] = name
         # It is also declared there, or else the outer value would be.
-        self.found.renamed[value.index] = name
+        self.names.renamed[value.index] = name
         return name
 
     def public_name(self, value: Value) -> str:
@@ -312,8 +312,8 @@ class _Namer:
         for node in self.down_casts.get(value.index, ()):
             result = self.graph.values[node.outputs[0]]
             if node.scope == 0 and self.graph.results[result.index]:
-                self.found.needless.add(node.index)
-                self.found.outputs[value.producer, value.port] = result.name
+                self.names.needless.add(node.index)
+                self.names.outputs[value.producer, value.port] = result.name
                 return result.name
         return value.name
 
@@ -335,7 +335,7 @@ class _Namer:
         for node in self.down_casts.get(value.index, ()):
             if node.scope == value.scope and node.outputs[0] not in self.graph.hidden:
                 if node.index != value.producer + 1:
-                    self.found.moved[node.index] = value.producer
+                    self.names.moved[node.index] = value.producer
                 return self.graph.values[node.outputs[0]].name
         return None
 
@@ -354,20 +354,20 @@ class _Namer:
                 for home, _ in self.graph.results[result]
             )
             if not returned and (node.scope != scope or not nested):
-                self.found.needless.add(node.index)
-                self.found.aliases[result] = value
+                self.names.needless.add(node.index)
+                self.names.aliases[result] = value
 
     def name_raised(self, value: int, source: int) -> None:
         """Name a value that an original Cast raises from low precision: low-precision readers bypass the Cast."""
-        origin = low_source(self.problem, self.decision, self.found, source)
+        origin = low_source(self.problem, self.decision, self.names, source)
         own = self.graph.values[value]
         is_kept = self.graph.results[value] or origin.raised in self.hidden
         raised = None if is_kept else origin.raised
-        names = self.found.of[value] = {False: raised or own.name, True: origin.name}
+        names = self.names.of[value] = {False: raised or own.name, True: origin.name}
         if not (self.public(value) or self.leaves_body(value, origin.scope)):
             return
-        self.found.low_casts.add(value)
-        self.found.low_names.add(value)
+        self.names.low_casts.add(value)
+        self.names.low_names.add(value)
         names[True] = own.name
         if False not in self.needs(value):
             return
@@ -376,7 +376,7 @@ class _Namer:
             return
         names[False] = self.fresh(own.name, low=False)
         version = Version(value, names[False], origin.name, False, How.CAST)
-        self.found.versions.append(version)
+        self.names.versions.append(version)
 
     def bypass_idle(self) -> None:
         """Let readers of a Cast from float32 to float32 read its input, if both become low precision and the model does
@@ -390,10 +390,10 @@ class _Namer:
             if len(sides) < 2 or not all(map(self.is_low, sides.values())):
                 continue
             source, result = node.inputs[0], node.outputs[0]
-            low = self.found.of[source].get(True)
-            names = self.found.of[result]
+            low = self.names.of[source].get(True)
+            names = self.names.of[result]
             if self.graph.results[result] or False in names:
                 continue
             if low is not None and source not in self.graph.hidden:
-                self.found.needless.add(node.index)
+                self.names.needless.add(node.index)
                 names[True] = low
