@@ -3,7 +3,7 @@
 from collections.abc import Container, Sequence
 from contextlib import suppress
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,8 @@ from onnxamp._graph.view import Node
 from onnxamp._model.protos import opset_imports
 from onnxamp._runtime.sessions.session import make_session, run
 
-Constants = dict[str, NDArray[Any]]
-"""Constants by name."""
+NamedArrays: TypeAlias = dict[str, NDArray[Any]]
+"""The numbers of values, by name."""
 
 _SMALL: Final = 4096
 """Most elements of a constant that rules examine."""
@@ -27,12 +27,12 @@ _IR_VERSION: Final = 8
 """Version of the format of models that all supported versions of ONNX Runtime read."""
 
 
-def small_constants(graph: Graph, dims: Sequence[Dims | None]) -> Constants:
+def small_constants(graph: Graph, dims: Sequence[Dims | None]) -> NamedArrays:
     """Return the small constants of the main graph.
 
     These are initializers that callers cannot override, Constant nodes, static shapes, and integers computed from them.
     """
-    constants: Constants = {
+    constants: NamedArrays = {
         graph.values[value].name: numpy_helper.to_array(tensor)
         for value, tensor in graph.constants.tensors.items()
         if graph.values[value].scope == 0
@@ -69,8 +69,8 @@ def _is_fixed(graph: Graph, node: Node, known: Container[str]) -> bool:
 
 
 def _evaluated(
-    model: ModelProto, nodes: Sequence[Node], constants: Constants
-) -> Constants:
+    model: ModelProto, nodes: Sequence[Node], constants: NamedArrays
+) -> NamedArrays:
     """Return the values that nodes compute from constants."""
     if not nodes:
         return {}
